@@ -1,0 +1,1 @@
+"""normwise (being built)"""

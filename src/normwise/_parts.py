@@ -1,0 +1,43 @@
+"""Collects the modules of a family (rules, reports, targets, placements, ...).
+
+A part is one module; one explicit import line in the package's ``__init__`` puts
+it in service. ``collect(globals(), needs=...)`` checks that every such module has
+a docstring (its documentation page) and the names its family needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+__all__ = ["collect", "page_title"]
+
+
+def collect(namespace: Mapping[str, Any], *, needs: Iterable[str]) -> dict[str, ModuleType]:
+    """Return the parts imported into a package, keyed by their kebab-case names.
+
+    Args:
+        namespace: ``globals()`` of the package.
+        needs: names that every part of this family must define.
+
+    Raises:
+        TypeError: a part lacks its docstring or a needed name.
+    """
+    package = namespace["__name__"]
+    parts = {}
+    for name, module in sorted(namespace.items()):
+        if not isinstance(module, ModuleType) or module.__name__ != f"{package}.{name}" or name.startswith("_"):
+            continue
+        missing = [need for need in needs if not hasattr(module, need)]
+        if missing:
+            raise TypeError(f"{module.__file__}: a part of {package} needs {missing[0]!r}")
+        if not module.__doc__:
+            raise TypeError(f"{module.__file__}: a part of {package} needs a docstring, it is its page")
+        parts[name.replace("_", "-")] = module
+    return parts
+
+
+def page_title(part: ModuleType) -> str:
+    """Return the first line of a part's page."""
+    return (part.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,74 @@
+"""One thing found by one rule: what, where, how sure, the evidence, and the fix."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Basis", "Finding", "NotChecked", "Severity"]
+
+
+class Severity(StrEnum):
+    """How much a finding matters, most severe first."""
+
+    ERROR = "error"  # wrong result now
+    WARNING = "warning"  # will hurt
+    INFO = "info"  # worth knowing
+
+    @property
+    def rank(self) -> int:
+        """Return 0 for the most severe."""
+        return list(Severity).index(self)
+
+
+class Basis(StrEnum):
+    """How a finding is known, strongest first."""
+
+    PROOF = "proof"
+    MEASURED = "measured"
+    PATTERN = "pattern"
+
+    @property
+    def rank(self) -> int:
+        """Return 0 for the strongest."""
+        return list(Basis).index(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A rule's statement about one cause, wherever it shows.
+
+    Rules fill the upper half; ``code``, ``name``, ``docs`` and ``fingerprint`` are set
+    when the rule is run.
+    """
+
+    path: str
+    message: str
+    fix: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    paths: tuple[str, ...] = ()
+    severity: Severity = Severity.WARNING
+    basis: Basis = Basis.PATTERN
+    counterfactual: Mapping[str, Any] | None = None
+    code: str = ""
+    name: str = ""
+    docs: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a stable identity: code and path with the layer numbers collapsed."""
+        role = re.sub(r"\d+", "*", self.path)
+        return hashlib.sha256(f"{self.code}\0{role}".encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotChecked:
+    """A rule that could not judge this target, and why."""
+
+    code: str
+    name: str
+    why: str

@@ -1,0 +1,48 @@
+"""What can go wrong, and how the command line answers.
+
+NormwiseError
+├── TargetError         the target cannot be loaded or fed                  exit 2
+├── TraceError          the model did not run to its end                    exit 2
+├── NotKnown            a fact cannot be had here: "not checked: why"
+└── ConversionRefused   a change would alter what the model computes        exit 1
+
+Wrong arguments stay ``ValueError`` and ``TypeError``, as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["ConversionRefused", "NormwiseError", "NotKnown", "TargetError", "TraceError"]
+
+
+class NormwiseError(Exception):
+    """Base of every error that normwise raises on purpose."""
+
+
+class TargetError(NormwiseError):
+    """A target that cannot be found, built or fed with inputs."""
+
+
+class TraceError(NormwiseError):
+    """A model that did not run to its end while it was traced."""
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class NotKnown(NormwiseError):
+    """A fact that cannot be had for this target; ``why`` completes "not checked: ..."."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class ConversionRefused(NormwiseError):
+    """A conversion that would change the function of the model; carries every reason."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = tuple(reasons)
