@@ -1,0 +1,129 @@
+"""Leaves a model and the process exactly as they were found, also after an exception or Ctrl-C."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["as_found", "tensor_state"]
+
+_DICTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+
+
+@contextmanager
+def as_found(model: nn.Module, *, evaluate: bool | None = True) -> Iterator[None]:
+    """Run a block with the model in eval mode and undo everything the block changed.
+
+    Restored: modes, attributes of every module, parameters' and buffers' identity, ``.grad``,
+    ``requires_grad``, random number generators (torch on every device in use, random, numpy),
+    the attention fast path and the default dtype. Values that are overwritten in place are
+    restored by the tracer, which sees the writes; here buffers are compared and copied back.
+
+    Args:
+        model: the module to protect.
+        evaluate: put it in eval mode (True), in train mode (False), or leave it (None).
+    """
+    modules = list(model.modules())
+    modes = [m.training for m in modules]
+    attributes = [_snapshot(m) for m in modules]
+    buffers = [(b, b._version, b.detach().clone()) for b in _plain_tensors(model.buffers())]
+    grads = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+    process = _process_state()
+    try:
+        if evaluate is not None:
+            model.train(not evaluate)
+        yield
+    finally:
+        for module, saved in zip(modules, attributes, strict=True):
+            _restore(module, saved)
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+        for buffer, version, copy in buffers:
+            if buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(copy)
+        for parameter, grad, requires in grads:
+            parameter.grad = grad
+            parameter.requires_grad_(requires)
+        _restore_process(process)
+
+
+def tensor_state(model: nn.Module) -> dict[str, int]:
+    """Return a hash of the bits of every parameter and buffer, by path (for "model unchanged")."""
+    state = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device.type == "meta" or type(tensor) not in (torch.Tensor, nn.Parameter):
+            continue
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        # int64 sums of the raw bits, weighted by position: one fast pass, changes with any bit
+        raw = flat.view(torch.uint8) if flat.numel() else torch.zeros(0, dtype=torch.uint8)
+        state[name] = hash(raw.numpy().tobytes())
+    return state
+
+
+def _plain_tensors(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield tensors with storage; fake and meta ones have no values to protect."""
+    for tensor in tensors:
+        if tensor.device.type != "meta" and type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer):
+            yield tensor
+
+
+def _snapshot(module: nn.Module) -> dict[str, Any]:
+    saved = dict(module.__dict__)
+    for name in _DICTS:
+        if name in saved:
+            saved[name] = (saved[name], dict(saved[name]))
+    return saved
+
+
+def _restore(module: nn.Module, saved: dict[str, Any]) -> None:
+    current = module.__dict__
+    for name in [n for n in current if n not in saved]:
+        del current[name]
+    for name, value in saved.items():
+        if name in _DICTS:
+            mapping, items = value
+            if list(mapping.items()) != list(items.items()) if name.endswith("hooks") else _differs(mapping, items):
+                mapping.clear()
+                mapping.update(items)
+            current[name] = mapping
+        elif current.get(name, saved) is not value:
+            current[name] = value
+
+
+def _differs(mapping: dict[str, Any], items: dict[str, Any]) -> bool:
+    return list(mapping) != list(items) or any(mapping[k] is not items[k] for k in items)
+
+
+def _process_state() -> dict[str, Any]:
+    numpy = sys.modules.get("numpy")
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None,
+        "random": random.getstate(),
+        "numpy": numpy.random.get_state() if numpy else None,
+        "fastpath": torch.backends.mha.get_fastpath_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+        "grad": torch.is_grad_enabled(),
+    }
+
+
+def _restore_process(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    random.setstate(state["random"])
+    if state["numpy"] is not None:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+    torch.backends.mha.set_fastpath_enabled(state["fastpath"])
+    torch.set_default_dtype(state["dtype"])
+    if torch.get_num_threads() != state["threads"]:
+        torch.set_num_threads(state["threads"])
+    torch.set_grad_enabled(state["grad"])

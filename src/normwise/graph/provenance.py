@@ -1,0 +1,99 @@
+"""Which module and which line of user code runs an op."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+
+from normwise.graph.data import Call, Source
+
+__all__ = ["CallStack", "SourceFinder"]
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.dirname(__file__) + os.sep
+_ROOTS = tuple(sorted({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}, key=len, reverse=True))
+
+
+class CallStack:
+    """Follows module calls with torch's global hooks; keyed by call, since modules may be shared."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.paths = {id(m): path for path, m in model.named_modules()}
+        self.calls: list[Call] = [Call(id=0, path="", ordinal=0, class_name=type(model).__name__, parent=-1, leaf=False)]
+        self.current = 0
+        self._seen: dict[str, int] = {}
+
+    @contextmanager
+    def following(self, tensors: Callable[[Any], tuple[int, ...]]) -> Iterator[None]:
+        """Record calls while the block runs; ``tensors`` gives the value ids inside an argument."""
+
+        def enter(module: nn.Module, args: Any) -> None:
+            path = self.paths.get(id(module))
+            if path is None or path == "":
+                return
+            ordinal = self._seen.get(path, -1) + 1
+            self._seen[path] = ordinal
+            leaf = next(module.children(), None) is None
+            call = Call(len(self.calls), path, ordinal, type(module).__name__, self.current, leaf)
+            self.calls.append(call)
+            self.current = call.id
+
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            call = self.calls[self.current]
+            if self.paths.get(id(module)) != call.path or call.id == 0:
+                return
+            call.inputs, call.outputs = tensors((args, kwargs)), tensors(output)
+            self.current = call.parent
+
+        handles = [
+            hooks.register_module_forward_pre_hook(enter),
+            hooks.register_module_forward_hook(leave, with_kwargs=True, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class SourceFinder:
+    """Finds the innermost frame outside torch and normwise's tracer."""
+
+    def __init__(self) -> None:
+        self._is_user: dict[CodeType, bool] = {}
+        self._sources: dict[tuple[CodeType, int], Source] = {}
+
+    def __call__(self) -> Source | None:
+        frame = sys._getframe(2)
+        while frame is not None:
+            code = frame.f_code
+            user = self._is_user.get(code)
+            if user is None:
+                name = code.co_filename
+                user = not name.startswith((_TORCH, _HERE, "<")) and "importlib" not in name
+                self._is_user[code] = user
+            if user:
+                key = (code, frame.f_lineno)
+                if key not in self._sources:
+                    self._sources[key] = Source(_short(code.co_filename), frame.f_lineno, code.co_name)
+                return self._sources[key]
+            frame = frame.f_back
+        return None
+
+
+def _short(filename: str) -> str:
+    """Return a file name that means the same on another machine."""
+    for root in _ROOTS:
+        if filename.startswith(root + os.sep):
+            return filename[len(root) + 1 :]
+    relative = os.path.relpath(filename)
+    return relative if not relative.startswith("..") else os.path.basename(filename)

@@ -1,0 +1,126 @@
+"""Runs a target once under the tracer and returns what was recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from normwise.errors import TraceError
+from normwise.graph.capture import Tracer
+from normwise.graph.data import Graph
+from normwise.graph.guard import as_found
+from normwise.targets.target import Target
+
+__all__ = ["Recording", "trace"]
+
+
+@dataclass(slots=True)
+class Recording:
+    """A graph with the constants of its run, which replay needs."""
+
+    graph: Graph
+    constants: dict[int, torch.Tensor] = field(default_factory=dict)
+    data: list[bool] = field(default_factory=list)  # by value: depends on an input of the model
+    notes: tuple[str, ...] = ()
+
+
+def trace(target: Target, *, evaluate: bool | None = True) -> Recording:
+    """Run a target's model once in eval mode and record its dataflow.
+
+    The model, its random state and the process are left as they were found.
+
+    Args:
+        target: a model with one call's inputs.
+        evaluate: the mode to run in; None keeps the model's own.
+
+    Raises:
+        TraceError: the forward raised; names the innermost module that was running.
+    """
+    with as_found(target.model, evaluate=evaluate):
+        try:
+            return _run(target, "inference")
+        except TraceError as first:
+            if not _refuses_inference_tensors(first):
+                raise
+        return _run(target, "no_grad")
+
+
+def _run(target: Target, mode: str) -> Recording:
+    model = target.model
+    fake = fake_mode_of(model, target)
+    tracer = Tracer(model, inputs=(target.args, dict(target.kwargs)), fake=fake is not None)
+    tracer.graph.mode = mode
+    grad = torch.inference_mode() if mode == "inference" else torch.no_grad()
+    failed: list[str] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            torch.backends.mha.set_fastpath_enabled(False)
+            stack.enter_context(_eager())
+            stack.enter_context(grad)
+            if fake is not None:
+                stack.enter_context(fake)
+            stack.enter_context(tracer.calls.following(lambda tree: _values(tracer, tree)))
+            stack.enter_context(tracer)
+            try:
+                output = model(*target.args, **target.kwargs)
+            except Exception:
+                failed.append(tracer.calls.calls[-1].path)
+                raise
+            graph = tracer.finish(output)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except Exception as error:
+        where = failed[0] if failed and failed[0] else None
+        raise TraceError(_explain(target, error, where), path=where) from error
+    finally:
+        tracer.undo()
+    return Recording(graph, tracer.constants, tracer.data)
+
+
+def _explain(target: Target, error: Exception, where: str | None) -> str:
+    said = str(error).strip().splitlines()
+    at = f" in {where}" if where else ""
+    detail = f"{type(error).__name__}: {said[0] if said else 'no message'}"
+    return f"the forward of {target.name} raised{at}: {detail}. Call the model yourself with the same inputs, then pass inputs it accepts"
+
+
+def _refuses_inference_tensors(error: TraceError) -> bool:
+    return "nference tensor" in str(error.__cause__) or "requires grad" in str(error.__cause__)
+
+
+def _values(tracer: Tracer, tree: Any) -> tuple[int, ...]:
+    from normwise.graph.capture import tensors_in
+
+    return tuple(tracer.value_of(t) for t in tensors_in(tree))
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Keep compiled submodules from being compiled again for one traced run."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def fake_mode_of(model: nn.Module, target: Target) -> Any:
+    """Return the FakeTensorMode that a model's parameters or inputs live in, or None."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    if module is None:
+        return None
+    from normwise.graph.capture import tensors_in
+
+    for tensor in [*model.parameters(), *model.buffers(), *tensors_in((target.args, dict(target.kwargs)))]:
+        if isinstance(tensor, module.FakeTensor):
+            return tensor.fake_mode
+    return None
