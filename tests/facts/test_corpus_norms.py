@@ -1,0 +1,121 @@
+"""Every norm of the corpus is described as it is, or reported as not understood; nothing else is called a norm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normwise as nw
+
+from .corpus_norms import CONTROLS, NORMS, NormCase, OneOf, closed_form, host, inputs
+
+
+def _randomize(model: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        parameter.data.uniform_(0.25, 1.0, generator=generator)
+
+
+class _Spy(nn.Module):
+    """Calls a norm and keeps what went in and what came out (a ScriptModule takes no hooks)."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.seen: list[tuple[tuple[Tensor, ...], Tensor]] = []
+
+    def forward(self, *args: Tensor) -> Tensor:
+        y = self.norm(*args)
+        self.seen.append((args, y))
+        return y
+
+
+def _in_and_out(case: NormCase) -> tuple[nn.Module, tuple[Tensor, ...], Tensor]:
+    model = host(case)
+    _randomize(model)
+    spy = _Spy(model.norm)
+    model.norm = spy
+    with torch.no_grad():
+        model(*inputs(case))
+    ((args, y),) = spy.seen
+    return spy.norm, args, y
+
+
+@pytest.mark.parametrize("case", NORMS, ids=lambda case: case.name)
+def test_every_norm_of_the_corpus_computes_what_it_is_expected_to(case: NormCase) -> None:
+    norm, args, y = _in_and_out(case)
+    if case.formula is not None:
+        wanted = case.formula(norm, *args)
+    else:
+        weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+        wanted = closed_form(args[0], case.expected, weight, bias)
+    torch.testing.assert_close(y.double(), wanted, rtol=case.tolerance, atol=case.tolerance)
+
+
+@pytest.mark.parametrize("case", NORMS, ids=lambda case: case.name)
+def test_a_norm_is_described_as_it_is_or_reported_as_not_understood(case: NormCase) -> None:
+    report = nw.map(host(case), inputs(case))
+    sites = [site for site in report.norms if site.path == "norm" or site.path.startswith(("norm#", "norm."))]
+    understood = [site for site in sites if site.spec is not None and str(site.evidence) != "unknown"]
+    assert [site.path for site in report.norms if site not in sites] == []
+    for site in sites:
+        if site not in understood:
+            assert site.note, f"{site.path} is unknown, but no reason is given"
+    if not case.unknown:
+        assert len(understood) == case.count, f"sites: {sites}"
+    assert len(understood) <= case.count
+    for site in understood:
+        assert _differences(site.spec, case.expected) == {}
+        if case.verified and not site.native:
+            assert str(site.evidence) == "verified"
+
+
+@pytest.mark.parametrize("case", CONTROLS, ids=lambda case: case.name)
+def test_what_is_no_norm_is_not_called_one(case: NormCase) -> None:
+    report = nw.map(host(case), inputs(case))
+    assert [(site.path, site.spec) for site in report.norms if site.spec is not None] == []
+
+
+def test_a_broken_dataflow_is_reported() -> None:
+    case = next(case for case in NORMS if case.name == "rms_numpy_detour")
+    report = nw.map(host(case), inputs(case))
+    assert report.breaks or any(site.path == "norm" and site.note for site in report.norms)
+
+
+@pytest.mark.parametrize("name", ["router_l1", "router_top_k", "sinkhorn", "weight_standardized"])
+def test_renormalized_probabilities_and_weights_are_listed_apart(name: str) -> None:
+    case = next(case for case in CONTROLS if case.name == name)
+    assert nw.map(host(case), inputs(case)).listed_apart
+
+
+def test_a_norm_inside_is_found_whatever_its_host_is_called() -> None:
+    case = replace(next(case for case in NORMS if case.name == "rms_llama"), name="renamed")
+    model = host(case)
+    model.add_module("q7", model.norm)
+    assert {site.path for site in nw.map(model, inputs(case)).norms} <= {"norm", "q7"}
+
+
+def _differences(spec: Any, expected: Any) -> dict[str, tuple[Any, Any]]:
+    wrong = {}
+    for name, wanted in expected.items():
+        if name == "biased" and expected.get("kind") in ("rms", "scale"):
+            continue
+        got = getattr(spec, name)
+        allowed = wanted if isinstance(wanted, OneOf) else (wanted,)
+        if not any(_same(got, value) for value in allowed):
+            wrong[name] = (got, wanted)
+    if expected.get("eps_clamp"):
+        wrong.pop("eps_inside", None)
+    return wrong
+
+
+def _same(got: Any, wanted: Any) -> bool:
+    if isinstance(wanted, float) and isinstance(got, int | float):
+        return got == pytest.approx(wanted, rel=1e-4, abs=1e-15)
+    if isinstance(wanted, str):
+        return str(got) == wanted
+    return bool(got == wanted)
