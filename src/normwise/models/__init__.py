@@ -1,1 +1,1 @@
-"""(being built)"""
+"""Models that are made of plain parts, to be read and to be checked."""

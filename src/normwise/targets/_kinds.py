@@ -1,0 +1,13 @@
+"""The kinds of target in service: one import line each."""
+
+from __future__ import annotations
+
+from normwise import _parts
+from normwise.targets import demo as demo
+from normwise.targets import python_file as python_file
+from normwise.targets import python_module as python_module
+
+__all__ = ["KINDS"]
+
+# The package also holds modules that are no kinds (inputs, answer, ...), so the kinds have this module to themselves.
+KINDS = _parts.collect({**globals(), "__name__": __package__}, needs=("claims", "load"))
