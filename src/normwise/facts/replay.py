@@ -1,0 +1,95 @@
+"""Runs a piece of a graph again on other data, in float64: the graph proposes, execution disposes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from normwise.errors import NotKnown
+from normwise.graph import ALIAS, Op, Recording, Ref, Value, ValueKind
+
+__all__ = ["Replayer", "op_function"]
+
+# a norm's region has a few dozen ops; more means the walk left it
+_LIMIT = 400
+
+
+def op_function(op: Op) -> Any:
+    """Return the torch function of a traced op."""
+    namespace, name = op.name.split(".", 1)
+    return getattr(getattr(getattr(torch.ops, namespace), name), op.overload or "default")
+
+
+class Replayer:
+    """Evaluates values of a recording with chosen replacements.
+
+    Floating-point tensors and casts become ``dtype``, so that what is compared is the formula
+    and not its rounding; ``dtype=None`` keeps every dtype as recorded.
+    """
+
+    def __init__(self, recording: Recording, model: nn.Module, *, dtype: torch.dtype | None = torch.float64) -> None:
+        self.graph, self.constants, self.dtype = recording.graph, recording.constants, dtype
+        self.tensors = {n: t for n, t in model.named_parameters(remove_duplicate=False)}
+        self.tensors |= dict(model.named_buffers(remove_duplicate=False))
+
+    def __call__(self, value: int, given: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Return the value when the given values are replaced.
+
+        Raises:
+            NotKnown: the value needs something that was not kept, or an op that cannot run again.
+        """
+        memo = dict(given)
+        with torch.inference_mode():
+            return self._value(value, memo, [0])
+
+    def _value(self, value: int, memo: dict[int, torch.Tensor], count: list[int]) -> torch.Tensor:
+        if value not in memo:
+            record = self.graph.values[value]
+            if record.producer < 0:
+                memo[value] = self._leaf(record)
+            else:
+                self._run(self.graph.ops[record.producer], memo, count)
+        return memo[value]
+
+    def _leaf(self, record: Value) -> torch.Tensor:
+        if record.kind in (ValueKind.PARAM, ValueKind.BUFFER):
+            tensor = self.tensors.get(record.names[0])
+        else:
+            tensor = self.constants.get(record.id)
+        if tensor is None:
+            raise NotKnown(f"the replay needs a tensor that was not kept ({record.kind} {', '.join(record.names)})")
+        if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
+            raise NotKnown("the model holds no numbers to replay with")
+        return self._cast(tensor.detach())
+
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.dtype) if self.dtype is not None and tensor.is_floating_point() else tensor
+
+    def _run(self, op: Op, memo: dict[int, torch.Tensor], count: list[int]) -> None:
+        count[0] += 1
+        if count[0] > _LIMIT or op.name == ALIAS:
+            raise NotKnown("the replay cannot follow a write through another view" if op.name == ALIAS else "the replay left the norm")
+        fresh = op.name.endswith("_") and not op.name.endswith("__")
+
+        def plain(item: Any) -> Any:
+            if isinstance(item, Ref):
+                tensor = self._value(item.value, memo, count)
+                return tensor.clone() if fresh else tensor
+            if isinstance(item, (list, tuple)):
+                return [plain(i) for i in item]
+            if isinstance(item, torch.dtype) and self.dtype is not None and item.is_floating_point:
+                return self.dtype
+            return item
+
+        args = [plain(a) for a in op.args]
+        kwargs = {k: plain(v) for k, v in op.kwargs.items()}
+        try:
+            result = op_function(op)(*args, **kwargs)
+        except (RuntimeError, TypeError, AttributeError, IndexError, NotImplementedError) as error:
+            raise NotKnown(f"the replay of {op.name} failed: {str(error).splitlines()[0] if str(error) else error!r}") from error
+        results = list(result) if isinstance(result, (list, tuple)) else [result]
+        for out, tensor in zip(op.outputs, results, strict=False):
+            memo[out] = tensor
