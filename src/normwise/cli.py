@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-DEMO = "demo:faulty-decoder"
 COULD_NOT_RUN = 2
 SUFFIXES = (".html", ".json", ".txt")
 
@@ -142,8 +141,8 @@ def check(
     from normwise import checkup
 
     if target is None:
-        click.echo(f"no target given: this is the built-in {DEMO}; see `normwise check --help`", err=True)
-    loaded = _load(target or DEMO, options)
+        click.echo("no target given: this is the built-in demo; `normwise check --help` shows what else", err=True)
+    loaded = _load(target or "", options)
     report = checkup.check(loaded, select=select or None, ignore=ignore or None, effort=effort)
     _deliver(report, options)
     return _exit_code(report, fail_on)

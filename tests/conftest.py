@@ -1,0 +1,30 @@
+"""What every test stands on: no network, few threads, reproducible properties."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from hypothesis import settings
+
+# Before torch or transformers load: two test processes share two cores, and nothing is looked up on a hub.
+for name, value in {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}.items():
+    os.environ.setdefault(name, value)
+
+# No deadline: the first call of a torch operator takes about a second. Derandomized: a failure repeats.
+settings.register_profile("normwise", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("normwise")
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn every attempt to reach another machine into a failure of the test."""
+    connect = socket.socket.connect
+
+    def refuse(self: socket.socket, address: object) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            raise AssertionError(f"a test tried to reach {address!r}: normwise needs no network")
+        connect(self, address)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
