@@ -55,11 +55,8 @@ class Standardize(nn.Module):
 
     def __init__(self, hidden_size: int, eps: float = 1e-3) -> None:
         super().__init__()
-        self.weight, self.bias, self.eps = (
-            nn.Parameter(torch.ones(hidden_size)),
-            nn.Parameter(torch.zeros(hidden_size)),
-            eps,
-        )
+        self.weight, self.bias = nn.Parameter(torch.ones(hidden_size)), nn.Parameter(torch.zeros(hidden_size))
+        self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x - x.mean(-1, keepdim=True)

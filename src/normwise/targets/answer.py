@@ -87,7 +87,8 @@ def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, tuple | list):
         return tuple(inputs), {}
     raise TypeError(
-        f"inputs are a tuple of positional arguments, a dict of keyword arguments or one tensor, got {_describe(inputs)}"
+        "inputs are a tuple of positional arguments, a dict of keyword arguments or one tensor, "
+        f"got {_describe(inputs)}"
     )
 
 

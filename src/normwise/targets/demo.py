@@ -43,4 +43,4 @@ def load(text: str, *, inputs: str | None = None) -> Target:
         near = difflib.get_close_matches(name, demos, n=1)
         guess = f"did you mean demo:{near[0]}? " if near else ""
         raise TargetError(f"{text}: there is no such demo; {guess}the demos are {', '.join(demos)}")
-    return from_answer(demos[name](), name=text)
+    return from_answer(demos[name](), name=f"demo:{name}")

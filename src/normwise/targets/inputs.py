@@ -83,9 +83,7 @@ def from_shape(spec: str, model: nn.Module) -> Call:
         if name:
             kwargs[name] = tensor
         elif kwargs:
-            raise TargetError(
-                f"--inputs {spec}: {item.strip()!r} comes after a named input; put positional inputs first"
-            )
+            raise TargetError(f"--inputs {spec}: {item.strip()!r} comes after a named input; put it before")
         else:
             args.append(tensor)
     return tuple(args), kwargs
@@ -177,6 +175,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a structure of tuples, lists and dicts with every tensor changed."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):

@@ -83,15 +83,13 @@ def _find(module: ModuleType, attribute: str, text: str) -> Any:
 
 
 def _callables(module: ModuleType) -> list[str]:
-    """Return the names of the callables that the module defines itself."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and (
-            isinstance(value, nn.Module) or (callable(value) and getattr(value, "__module__", None) == module.__name__)
-        )
-    ]
+    """Return the names of the callables and models that the module defines itself."""
+
+    def offered(value: object) -> bool:
+        own = getattr(value, "__module__", None) == module.__name__
+        return isinstance(value, nn.Module) or (callable(value) and own)
+
+    return [name for name, value in vars(module).items() if not name.startswith("_") and offered(value)]
 
 
 def _listing(names: list[str]) -> str:
