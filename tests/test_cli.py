@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,6 +29,7 @@ class Fakes:
         self.calls: list[tuple[str, Any]] = []
         self.worst: Severity | None = None
         self.failure: BaseException | None = None
+        self.during: Callable[[], None] = lambda: None
 
     def load(self, text: str, **options: Any) -> str:
         self.calls.append(("load", (text, options)))
@@ -34,6 +37,7 @@ class Fakes:
 
     def check(self, target: Any, **options: Any) -> Any:
         self.calls.append(("check", (target, options)))
+        self.during()
         if self.failure is not None:
             raise self.failure
         return SimpleNamespace(worst=lambda: self.worst)
@@ -162,6 +166,18 @@ def test_files_come_beside_the_table_and_after_it(
 def test_format_chooses_what_is_printed(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "hf:bert", "--format", "json"]) == 0
     assert capsys.readouterr().out == "a report as json\n"
+
+
+def test_what_the_target_prints_stays_out_of_the_report(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    fakes.during = lambda: print("loading my weights")
+    assert main(["check", "m.py:build", "--format", "json"]) == 0
+    assert capsys.readouterr() == ("a report as json\n", "loading my weights\n")
+
+
+def test_warnings_of_the_target_are_not_shown(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    fakes.during = lambda: warnings.warn("deprecated in torch 9", FutureWarning, stacklevel=1)
+    assert main(["check", "m.py:build"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_an_unknown_format_is_refused_before_anything_is_loaded(

@@ -10,7 +10,9 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +62,9 @@ def _stack(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 _debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
 _loading = _stack(
-    click.option("--inputs", metavar="SPEC", help="Example inputs: what the target's kind documents."),
+    click.option(
+        "--inputs", metavar="SPEC", help="Shapes of the inputs: 2x3x64x64, 2x12:long, ids=2x12:long,mask=2x12:bool."
+    ),
     click.option(
         "--dtype", type=click.Choice(["float32", "float16", "bfloat16", "float64"]), help="Run a copy in this."
     ),
@@ -142,8 +146,9 @@ def check(
 
     if target is None:
         click.echo("no target given: this is the built-in demo; `normwise check --help` shows what else", err=True)
-    loaded = _load(target or "", options)
-    report = checkup.check(loaded, select=select or None, ignore=ignore or None, effort=effort)
+    with _aside():
+        loaded = _load(target or "", options)
+        report = checkup.check(loaded, select=select or None, ignore=ignore or None, effort=effort)
     _deliver(report, options)
     return _exit_code(report, fail_on)
 
@@ -156,7 +161,9 @@ def map_(target: str, **options: Any) -> int:
     """Map the norms of TARGET without judging them."""
     from normwise import checkup
 
-    _deliver(checkup.map(_load(target, options)), options)
+    with _aside():
+        report = checkup.map(_load(target, options))
+    _deliver(report, options)
     return 0
 
 
@@ -204,6 +211,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = "".join(traceback.format_exception(failure)) + text
         click.echo("\n".join(map(_clean, text.splitlines())), err=True)
         return COULD_NOT_RUN
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """Keep what the target prints out of the report, and its warnings off the screen."""
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _load(target: str, options: dict[str, Any]) -> Any:
