@@ -47,7 +47,7 @@ def load(text: str, *, inputs: str | None = None) -> Target:
         raise TargetError(f"{text}: there is no file {head}; give FILE.py:callable, for example {EXAMPLE}")
     before = set(sys.modules)
     folder = path.resolve().parent
-    with user_code.on_path(folder):
+    with user_code.running_in(folder):
         try:
             return user_code.build(_import(path, text), attribute, text=text) if attribute else _no_name(path, text)
         finally:

@@ -38,7 +38,7 @@ def load(text: str, *, inputs: str | None = None) -> Target:
     """
     del inputs
     name, _, attribute = text.partition(":")
-    with user_code.on_path(Path.cwd()):
+    with user_code.running_in(Path.cwd()):
         return user_code.build(_import(name, text), attribute, text=text)
 
 

@@ -20,20 +20,25 @@ from normwise.errors import NormwiseError, TargetError
 from normwise.targets.answer import from_answer
 from normwise.targets.target import Target
 
-__all__ = ["blame", "build", "on_path"]
+__all__ = ["blame", "build", "running_in"]
 
 _LISTED = 12  # names listed in an error message
 _LIBRARY = (sysconfig.get_path("stdlib"), "<")
 
 
 @contextlib.contextmanager
-def on_path(folder: Path) -> Iterator[None]:
-    """Import from ``folder`` first, write no bytecode, and leave the interpreter's import state as it was."""
+def running_in(folder: Path) -> Iterator[None]:
+    """Run the user's code: import from ``folder`` first, write no bytecode, and leave both as they were.
+
+    The random state is seeded, so that an unseeded builder makes the same model each time, and restored.
+    """
     entry, bytecode = str(folder), sys.dont_write_bytecode
     sys.path.insert(0, entry)
     sys.dont_write_bytecode = True
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            yield
     finally:
         sys.dont_write_bytecode = bytecode
         with contextlib.suppress(ValueError):  # the user's code may have removed it
@@ -43,8 +48,7 @@ def on_path(folder: Path) -> Iterator[None]:
 def build(module: ModuleType, attribute: str, *, text: str) -> Target:
     """Call ``module.attribute`` without arguments and make a Target of what it returns.
 
-    An attribute that is a model or a Target already is taken as it is. The global random state is
-    restored afterwards, and seeded before, so that an unseeded builder makes the same model each time.
+    An attribute that is a model or a Target already is taken as it is.
 
     Raises:
         TargetError: the attribute is missing, not callable, needs arguments, raises or returns something else.
@@ -109,9 +113,7 @@ def _call(function: Any, text: str) -> Any:
             "name a function without arguments that calls it, or give them defaults"
         )
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return function()
+        return function()
     except (NormwiseError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit too: scripts call sys.exit()
