@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from normwise.targets import InputsFrom, Target, load
 
@@ -89,14 +90,21 @@ def test_the_value_of_the_byte_is_normed_away(decoder: Target) -> None:
 
 def test_the_head_reads_an_unnormed_stream_and_only_one_block_is_wired_otherwise(decoder: Target) -> None:
     seen: dict[str, torch.Tensor] = {}
-    hooks = [
-        part(decoder, path).register_forward_pre_hook(lambda _, args, path=path: seen.__setitem__(path, args[0]))
-        for path in ("head", *(f"blocks.{i}.attention" for i in range(8)), *(f"blocks.{i}" for i in range(8)))
-    ]
-    last = part(decoder, "blocks.7").register_forward_hook(lambda _, args, y: seen.__setitem__("stream", y))
+
+    def keep_input(path: str) -> RemovableHandle:
+        def keep(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            seen[path] = args[0]
+
+        return part(decoder, path).register_forward_pre_hook(keep)
+
+    def keep_stream(module: nn.Module, args: tuple[torch.Tensor, ...], y: torch.Tensor) -> None:
+        seen["stream"] = y
+
+    paths = ("head", *(f"blocks.{i}.attention" for i in range(8)), *(f"blocks.{i}" for i in range(8)))
+    hooks = [*map(keep_input, paths), part(decoder, "blocks.7").register_forward_hook(keep_stream)]
     with torch.inference_mode():
         decoder.run()
-    for hook in (*hooks, last):
+    for hook in hooks:
         hook.remove()
     assert torch.equal(seen["head"], seen["stream"])
     unnormed = [i for i in range(8) if torch.equal(seen[f"blocks.{i}.attention"], seen[f"blocks.{i}"])]

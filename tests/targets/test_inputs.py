@@ -140,7 +140,7 @@ def test_a_shape_wins_over_inputs_that_were_given() -> None:
         (nn.TransformerEncoderLayer(8, 2, 16), [(12, 2, 8)]),
         (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), [(2, 12, 8)]),
         (Tokens(), [(2, 12), (2, 12), (2,)]),
-        (nn.LayerNorm((3, 4)), [(2, 12, 3, 4)]),
+        (nn.LayerNorm([3, 4]), [(2, 12, 3, 4)]),
         (nn.GroupNorm(2, 4), [(2, 4)]),
         (nn.BatchNorm2d(3), [(2, 3, 32, 32)]),
         (HandWritten(), [(2, 12, 7)]),
