@@ -127,6 +127,11 @@ def test_wrong_evidence_is_a_type_error(arguments: dict[str, object], message: s
         target(nn.Linear(2, 2), **arguments)
 
 
+def test_a_device_that_does_not_exist() -> None:
+    with pytest.raises(TargetError, match="'gpu' is no device; give for example cpu, cuda or cuda:1"):
+        load(nn.Linear(2, 2), device="gpu")
+
+
 def test_a_device_that_is_not_there() -> None:
     device = "mps" if not torch.backends.mps.is_available() else "cuda"
     with pytest.raises(TargetError, match=f"Linear cannot be moved to {device}"):

@@ -28,6 +28,7 @@ def cast(target: Target, device: torch.device | str | None = None) -> Target:
     Raises:
         TargetError: the model cannot be copied, or the device is not there.
     """
+    device = _device(device)
     if not any(_differs(tensor, target.dtype, device) for tensor in _all_tensors(target)):
         return target
     model, optimizer = _copied(target)
@@ -40,6 +41,13 @@ def cast(target: Target, device: torch.device | str | None = None) -> Target:
     return dataclasses.replace(
         target, model=model, optimizer=optimizer, args=args, kwargs=kwargs, notes=(*target.notes, note)
     )
+
+
+def _device(device: torch.device | str | None) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise TargetError(f"{device!r} is no device; give for example cpu, cuda or cuda:1") from error
 
 
 def _copied(target: Target) -> tuple[nn.Module, Any]:
@@ -57,11 +65,13 @@ def _all_tensors(target: Target) -> list[torch.Tensor]:
     return found
 
 
-def _differs(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> bool:
-    if device is not None and tensor.device != torch.device(device):
-        return True
+def _differs(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.device | None) -> bool:
+    if device is not None:
+        index = tensor.device.index if device.index is None else device.index  # "cuda" is any of them
+        if tensor.device != torch.device(device.type, index):
+            return True
     return dtype is not None and tensor.is_floating_point() and tensor.dtype != dtype
 
 
-def _moved(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> torch.Tensor:
+def _moved(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.device | None) -> torch.Tensor:
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
