@@ -523,7 +523,7 @@ def rms_of_weighted_input(n: Hand, x: Tensor) -> Tensor:
 
 
 # eps rides on the rescaled mean square here, so its effective size depends on the row
-@norm(**{**RMS, "eps": OneOf((1e-12, 1e-6, 0.0, None))}, eps_inside=OneOf((True, False)), tolerance=1e-4)
+@norm(**{**RMS, "eps": OneOf((1e-12, 1e-6, 0.0))}, eps_inside=OneOf((True, False)), tolerance=1e-4)
 def rms_amax_prescaled(n: Hand, x: Tensor) -> Tensor:
     """Divide by the largest entry first so that squares cannot overflow."""
     h = x / x.abs().amax(-1, keepdim=True)
@@ -535,12 +535,12 @@ def rms_in_place(n: Hand, x: Tensor) -> Tensor:
     return x.clone().mul_(x.pow(2).mean(-1, keepdim=True).add_(n.eps).rsqrt_()).mul_(n.weight)
 
 
-@norm(**{**RMS, **HAND, "eps": OneOf((0.0, None))})
+@norm(**{**RMS, **HAND, "eps": 0.0})
 def rms_linalg_norm(n: Hand, x: Tensor) -> Tensor:
     return x / (torch.linalg.norm(x, dim=-1, keepdim=True) / math.sqrt(HIDDEN)) * n.weight
 
 
-@norm(**{**RMS, **HAND, "eps": OneOf((0.0, None))})
+@norm(**{**RMS, **HAND, "eps": 0.0})
 def rms_vector_norm(n: Hand, x: Tensor) -> Tensor:
     return x * (HIDDEN**0.5 / torch.linalg.vector_norm(x, dim=-1, keepdim=True)) * n.weight
 
@@ -606,7 +606,7 @@ def rms_functional(n: Hand, x: Tensor) -> Tensor:
     return F.rms_norm(x, (HIDDEN,), n.weight, n.eps)
 
 
-@module(**{**RMS, **INSIDE, "eps": torch.finfo(torch.float32).eps})
+@module(**{**RMS, **INSIDE, "eps": OneOf((torch.finfo(torch.float32).eps, None))})
 def rms_torch_default_eps() -> nn.Module:
     return nn.RMSNorm(HIDDEN)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import normwise as nw
+from normwise.spec import Cast, Kind, NormSpec, Scope, Statistic, Weight, reference
 
 from .corpus_norms import CONTROLS, NORMS, NormCase, OneOf, closed_form, host, inputs
 
@@ -56,6 +57,17 @@ def test_every_norm_of_the_corpus_computes_what_it_is_expected_to(case: NormCase
     torch.testing.assert_close(y.double(), wanted, rtol=case.tolerance, atol=case.tolerance)
 
 
+@pytest.mark.parametrize("case", [case for case in NORMS if case.formula is None], ids=lambda case: case.name)
+def test_the_definition_of_the_expected_spec_agrees_with_the_implementation(case: NormCase) -> None:
+    norm, (x,), y = _in_and_out(case)
+    spec = _spec(case)
+    weight = getattr(norm, "weight", None) if spec.weight is not Weight.NONE else None
+    bias = getattr(norm, "bias", None) if spec.bias else None
+    with torch.no_grad():
+        wanted = reference(spec, x, weight, bias)
+    torch.testing.assert_close(y, wanted, rtol=case.tolerance, atol=case.tolerance)
+
+
 @pytest.mark.parametrize("case", NORMS, ids=lambda case: case.name)
 def test_a_norm_is_described_as_it_is_or_reported_as_not_understood(case: NormCase) -> None:
     report = nw.map(host(case), inputs(case))
@@ -97,6 +109,19 @@ def test_a_norm_inside_is_found_whatever_its_host_is_called() -> None:
     model = host(case)
     model.add_module("q7", model.norm)
     assert {site.path for site in nw.map(model, inputs(case)).norms} <= {"norm", "q7"}
+
+
+def _spec(case: NormCase) -> NormSpec:
+    fields = {name: value[0] if isinstance(value, OneOf) else value for name, value in case.expected.items()}
+    kind = Kind(fields.pop("kind"))
+    scope = {Kind.BATCH: Scope.BATCH, Kind.GROUP: Scope.GROUP, Kind.INSTANCE: Scope.INSTANCE}.get(kind, Scope.HIDDEN)
+    statistic = {Kind.RMS: Statistic.MEAN_SQUARE, Kind.SCALE: Statistic.L2}.get(kind, Statistic.VARIANCE)
+    words = {"weight": Weight, "cast": Cast}
+    fields = {name: words[name](value) if name in words else value for name, value in fields.items()}
+    defaults = {"center": kind not in (Kind.RMS, Kind.SCALE), "weight": Weight.NONE}
+    spec = NormSpec(**{**defaults, **fields, "scope": scope, "statistic": statistic})
+    assert spec.kind is kind
+    return spec
 
 
 def _differences(spec: Any, expected: Any) -> dict[str, tuple[Any, Any]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,15 @@ COMMON = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "
 SMALL: dict[str, dict[str, Any]] = {
     "bert": {**COMMON, "vocab_size": 50, "max_position_embeddings": 64},
     "llama": {**COMMON, "vocab_size": 50, "num_key_value_heads": 2, "pad_token_id": 0},
-    "gpt2": {"n_embd": 24, "n_layer": 3, "n_head": 4, "vocab_size": 50, "n_positions": 64},
+    "gpt2": {
+        "n_embd": 24,
+        "n_layer": 3,
+        "n_head": 4,
+        "vocab_size": 50,
+        "n_positions": 64,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+    },
     "t5": {"d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 3, "num_heads": 4, "vocab_size": 50},
     "gemma2": {**COMMON, "vocab_size": 50, "num_key_value_heads": 2, "head_dim": 6, "pad_token_id": 0},
     "vit": {**COMMON, "image_size": 24, "patch_size": 8},
@@ -62,23 +70,22 @@ VARIANTS = (
 
 
 def build(family: str, variant: Variant = REFERENCE) -> tuple[nn.Module, dict[str, Tensor | bool]]:
-    """Return a model and its keyword inputs; inside a FakeTensorMode both are fake."""
+    """Return a model and its keyword inputs."""
     from transformers import AutoConfig, AutoModel
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **SMALL[family])
-    with _fake() if variant.fake else contextlib.nullcontext():
-        model = AutoModel.from_config(config, **(variant.config or {}))
-        model.to(variant.dtype).train(variant.train)
-        return model, _inputs(family, variant)
+    model = AutoModel.from_config(config, **(variant.config or {})).to(variant.dtype).train(variant.train)
+    inputs = _inputs(family, variant)
+    return _faked(model, inputs) if variant.fake else (model, inputs)
 
 
-@contextlib.contextmanager
-def _fake() -> Iterator[None]:
-    from torch._subclasses.fake_tensor import FakeTensorMode
+def _faked(model: nn.Module, inputs: dict[str, Tensor | bool]) -> tuple[nn.Module, dict[str, Tensor | bool]]:
+    """Return copies whose tensors have a shape and a dtype, but no storage."""
+    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-    with FakeTensorMode():
-        yield
+    with FakeCopyMode(FakeTensorMode()):
+        return copy.deepcopy((model, inputs))
 
 
 def _inputs(family: str, variant: Variant) -> dict[str, Tensor | bool]:
