@@ -27,6 +27,7 @@ FOLDER = Path(__file__).parents[1] / "data" / "targets"
         ("three", r"got a tuple of Net, Tensor, Tensor"),
         ("misspelt", r"'optimiser' is no evidence normwise knows; the names are .*optimizer"),
         ("without_model", r"needs 'model', a torch\.nn\.Module, got only inputs"),
+        ("unknown_weights", r"'trained' is not a valid Weights"),
         ("bad_inputs", r"inputs are a tuple of positional .* got a int"),
     ],
 )

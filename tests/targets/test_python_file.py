@@ -61,6 +61,12 @@ def test_all_evidence_of_a_dict_arrives() -> None:
         assert getattr(trained, name) is not None, name
 
 
+def test_words_of_a_dict_become_the_values_they_name() -> None:
+    target = answer("pretrained")
+    assert target.weights is Weights.REAL
+    assert target.notes[0] == "trained on nothing"
+
+
 def test_a_model_in_the_dtype_it_names_is_not_copied() -> None:
     target = answer("half")
     assert target.dtype is torch.float16

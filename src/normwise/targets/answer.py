@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normwise.targets.target import InputsFrom, Target
+from normwise.targets.target import InputsFrom, Target, Weights
 
 __all__ = ["EVIDENCE", "as_dtype", "from_answer", "from_fields", "split_inputs", "with_evidence"]
 
@@ -114,8 +114,9 @@ def _cleaned(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name in {"args", "claims", "notes"} & cleaned.keys():
         value = cleaned[name]
         cleaned[name] = (value,) if isinstance(value, str | torch.Tensor) else tuple(value or ())
-    if "inputs_from" in cleaned:
-        cleaned["inputs_from"] = InputsFrom(cleaned["inputs_from"])
+    for name, kind in (("inputs_from", InputsFrom), ("weights", Weights)):
+        if name in cleaned:
+            cleaned[name] = kind(cleaned[name])
     return cleaned
 
 

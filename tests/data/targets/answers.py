@@ -91,6 +91,14 @@ def trained():
     }
 
 
+def pretrained():
+    return {"model": model(), "weights": "real", "notes": "trained on nothing"}
+
+
+def unknown_weights():
+    return {"model": model(), "weights": "trained"}
+
+
 def half():
     return {"model": model().half(), "inputs": (torch.arange(8)[None],), "dtype": torch.float16}
 
