@@ -857,6 +857,36 @@ def batch_torch() -> nn.Module:
     return _seasoned(nn.BatchNorm2d(CHANNELS))
 
 
+class FunctionalBatchNorm(nn.Module):
+    """F.batch_norm with its own buffers; ``training`` decides whose statistics are used."""
+
+    def __init__(self, training: bool) -> None:
+        super().__init__()
+        self.by_batch = training
+        self.weight, self.bias = nn.Parameter(torch.rand(CHANNELS) + 0.5), nn.Parameter(torch.rand(CHANNELS))
+        self.register_buffer("running_mean", torch.randn(CHANNELS))
+        self.register_buffer("running_var", torch.rand(CHANNELS) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
+        return F.batch_norm(x, mean, var, self.weight, self.bias, training=self.by_batch, momentum=0.3, eps=1e-5)
+
+
+def _by_batch(n: FunctionalBatchNorm, x: Tensor) -> Tensor:
+    weight, bias = n.weight.view(-1, 1, 1), n.bias.view(-1, 1, 1)
+    return closed_form(x, {"kind": "batch", "eps": 1e-5, "axes": (-4, -2, -1)}, weight, bias)
+
+
+@module("image", **BATCH_NORM, formula=_running)
+def batch_functional() -> nn.Module:
+    return FunctionalBatchNorm(training=False)
+
+
+@module("image", **BATCH_NORM, momentum=0.3, axes=(-4, -2, -1), formula=_by_batch)
+def batch_functional_training() -> nn.Module:
+    return FunctionalBatchNorm(training=True)
+
+
 @module("image", **BATCH_NORM, formula=_running)
 def batch_sync() -> nn.Module:
     return _seasoned(nn.SyncBatchNorm(CHANNELS))
@@ -1229,6 +1259,23 @@ def weight_norm_old_style() -> nn.Module:
 @_control_module
 def spectral_norm() -> nn.Module:
     return nn.utils.parametrizations.spectral_norm(nn.Linear(HIDDEN, HIDDEN))
+
+
+class AffineDropPath(nn.Module):
+    """Scales a branch by a learned vector and drops it at random, by sample, also here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((HIDDEN,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        keep = torch.empty(x.size(0), 1, 1).bernoulli_(0.9)
+        return self.scale * x.div(0.9) * keep
+
+
+@_control_module
+def affine_drop_path() -> nn.Module:
+    return AffineDropPath()
 
 
 @_control_module
