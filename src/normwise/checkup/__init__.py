@@ -1,1 +1,9 @@
-"""(being built)"""
+"""Checks a model: rules over facts, collected in a report."""
+
+from normwise.checkup.check import check as check
+from normwise.checkup.check import map as map  # noqa: A004 - the public verb is nw.map
+from normwise.checkup.finding import Basis as Basis
+from normwise.checkup.finding import Finding as Finding
+from normwise.checkup.finding import NotChecked as NotChecked
+from normwise.checkup.finding import Severity as Severity
+from normwise.checkup.report import Report as Report

@@ -42,6 +42,7 @@ class Report:
     passed: tuple[str, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
     rules_run: bool = True  # False for a map
+    unchanged: bool | None = None  # parameters and buffers bit-identical afterwards; None: not compared
 
     def worst(self) -> Severity | None:
         """Return the highest severity among the findings."""

@@ -2,6 +2,7 @@
 
 from normwise.graph.capture import Tracer as Tracer
 from normwise.graph.data import ALIAS as ALIAS
+from normwise.graph.data import OPAQUE as OPAQUE
 from normwise.graph.data import Call as Call
 from normwise.graph.data import Graph as Graph
 from normwise.graph.data import Op as Op

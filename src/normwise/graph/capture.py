@@ -14,7 +14,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normwise.graph.data import ALIAS, Graph, Op, Ref, Value, ValueKind
+from normwise.graph.data import ALIAS, OPAQUE, Call, Graph, Op, Ref, Value, ValueKind
 from normwise.graph.provenance import CallStack, SourceFinder
 
 __all__ = ["Tracer", "tensors_in"]
@@ -49,8 +49,7 @@ class _Storage:
 class Tracer(TorchDispatchMode):
     """Builds a ``Graph`` while a model runs.
 
-    ``constants`` keeps the tensors that no op produced (for replay); ``peak`` the magnitude
-    watch is the caller's. A tensor object is identified by a tag on it, a parameter, buffer
+    ``constants`` keeps the tensors that no op produced (for replay). A tensor object is identified by a tag on it, a parameter, buffer
     or input by its id, a parameter's other views by their storage.
     """
 
@@ -71,7 +70,7 @@ class Tracer(TorchDispatchMode):
         self._by_storage: dict[int, int] = {}  # storage -> value of a parameter or buffer
         self._storages: dict[int, _Storage] = {}
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._data: list[bool] = []  # depends on an input of the model
+        self.data: list[bool] = []  # by value: depends on an input of the model
         self._register(model, inputs)
 
     # -- what exists before the run ------------------------------------------------------
@@ -108,7 +107,7 @@ class Tracer(TorchDispatchMode):
         if not data and not self.graph.fake:
             value.scalar = _scalar(tensor)
         self.graph.values.append(value)
-        self._data.append(data)
+        self.data.append(data)
         return value.id
 
     # -- reading and writing tensors -----------------------------------------------------
@@ -128,6 +127,10 @@ class Tracer(TorchDispatchMode):
         value = self._alias(tensor, (value, *newer)) if newer else value
         self._tag(tensor, value, writes)
         return value
+
+    def values_of(self, tree: Any) -> tuple[int, ...]:
+        """Return the values of every tensor in a nest."""
+        return tuple(self.value_of(t) for t in tensors_in(tree))
 
     def _own_tag(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         tag = getattr(tensor, _TAG, None)
@@ -155,7 +158,7 @@ class Tracer(TorchDispatchMode):
 
     def _alias(self, tensor: torch.Tensor, inputs: tuple[int, ...]) -> int:
         op = self._record(ALIAS, "", tuple(Ref(i) for i in inputs), {}, inputs)
-        out = self._mint(tensor, ValueKind.OP, producer=op.id, data=any(self._data[i] for i in inputs))
+        out = self._mint(tensor, ValueKind.OP, producer=op.id, data=any(self.data[i] for i in inputs))
         op.outputs = (out,)
         return out
 
@@ -199,7 +202,7 @@ class Tracer(TorchDispatchMode):
         return item
 
     def _outputs(self, op: Op, output: Any, written: list[torch.Tensor], arguments: set[int]) -> Iterator[int]:
-        data = any(self._data[i] for i in op.inputs)
+        data = any(self.data[i] for i in op.inputs)
         for tensor in written:
             value = self._mint(tensor, ValueKind.OP, producer=op.id, data=data)
             self._note_write(tensor, value)
@@ -209,9 +212,7 @@ class Tracer(TorchDispatchMode):
             if id(tensor) in mutated or id(tensor) in arguments:
                 continue  # the op returned its own argument: nothing new was made
             value = self._mint(tensor, ValueKind.OP, producer=op.id, data=data)
-            key = _storage_key(tensor)
-            storage = self._storages.get(key) if key is not None else None
-            self._tag(tensor, value, len(storage.writes) if storage else 0)
+            self._tag(tensor, value, self._writes(tensor))
             yield value
 
     def _note_write(self, tensor: torch.Tensor, value: int) -> None:
@@ -223,6 +224,32 @@ class Tracer(TorchDispatchMode):
             self._storages[key] = _Storage(tensor.untyped_storage())
         self._storages[key].writes.append(value)
         self._tag(tensor, value, len(self._storages[key].writes))
+
+    def leave(self, call: Call, output: Any) -> tuple[int, ...]:
+        """Return the values of a module's output; bridge a module that computed it outside torch.
+
+        A leaf module whose output does not depend on the data although its input of the same shape
+        does (a detour through numpy, a foreign kernel) becomes one opaque op.
+        """
+        if call.leaf:
+            for tensor in tensors_in(output):
+                value = self.value_of(tensor)
+                shape = self.graph.values[value].shape
+                same = [i for i in call.inputs if self.data[i] and self.graph.values[i].shape == shape]
+                if same and not self.data[value] and tensor.is_floating_point():
+                    self._bridge(tensor, (*same, value))
+        return self.values_of(output)
+
+    def _bridge(self, tensor: torch.Tensor, inputs: tuple[int, ...]) -> None:
+        op = self._record(OPAQUE, "", tuple(Ref(i) for i in inputs), {}, inputs)
+        out = self._mint(tensor, ValueKind.OP, producer=op.id, data=True)
+        op.outputs = (out,)
+        self._tag(tensor, out, self._writes(tensor))
+
+    def _writes(self, tensor: torch.Tensor) -> int:
+        key = _storage_key(tensor)
+        storage = self._storages.get(key) if key is not None else None
+        return len(storage.writes) if storage else 0
 
     # -- undoing what the model did to itself ---------------------------------------------
 
@@ -243,8 +270,7 @@ class Tracer(TorchDispatchMode):
 
     def finish(self, output: Any) -> Graph:
         """Mark the model's outputs and return the graph."""
-        self.graph.outputs = tuple(self.value_of(t) for t in tensors_in(output))
-        self.data = self._data
+        self.graph.outputs = self.values_of(output)
         return self.graph
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["ALIAS", "Call", "Graph", "Op", "Ref", "Source", "Value", "ValueKind", "refs"]
+__all__ = ["ALIAS", "OPAQUE", "Call", "Graph", "Op", "Ref", "Source", "Value", "ValueKind", "refs"]
 
+OPAQUE = "normwise.opaque"  # a module whose output was computed outside torch, joined to its inputs
 ALIAS = "normwise.alias"  # joins an old value with the writes made through other views of its storage
 
 
@@ -89,7 +90,6 @@ class Op:
     outputs: tuple[int, ...]
     call: int
     source: Source | None
-    writes: tuple[int, ...] = ()  # positions in ``inputs`` that the op overwrote
 
     @property
     def short(self) -> str:

@@ -33,8 +33,15 @@ class CallStack:
         self._seen: dict[str, int] = {}
 
     @contextmanager
-    def following(self, tensors: Callable[[Any], tuple[int, ...]]) -> Iterator[None]:
-        """Record calls while the block runs; ``tensors`` gives the value ids inside an argument."""
+    def following(
+        self, tensors: Callable[[Any], tuple[int, ...]], left: Callable[[Call, Any], tuple[int, ...]]
+    ) -> Iterator[None]:
+        """Record calls while the block runs.
+
+        Args:
+            tensors: gives the value ids inside an argument.
+            left: called with a finished call and its output; returns the output's value ids.
+        """
 
         def enter(module: nn.Module, args: Any) -> None:
             path = self.paths.get(id(module))
@@ -51,7 +58,8 @@ class CallStack:
             call = self.calls[self.current]
             if self.paths.get(id(module)) != call.path or call.id == 0:
                 return
-            call.inputs, call.outputs = tensors((args, kwargs)), tensors(output)
+            call.inputs = tensors((args, kwargs))
+            call.outputs = left(call, output)
             self.current = call.parent
 
         handles = [

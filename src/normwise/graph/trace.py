@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from normwise.errors import TraceError
-from normwise.graph.capture import Tracer
+from normwise.graph.capture import Tracer, tensors_in
 from normwise.graph.data import Graph
 from normwise.graph.guard import as_found
 from normwise.targets.target import Target
@@ -68,7 +68,7 @@ def _run(target: Target, mode: str) -> Recording:
             stack.enter_context(grad)
             if fake is not None:
                 stack.enter_context(fake)
-            stack.enter_context(tracer.calls.following(lambda tree: _values(tracer, tree)))
+            stack.enter_context(tracer.calls.following(tracer.values_of, tracer.leave))
             stack.enter_context(tracer)
             try:
                 output = model(*target.args, **target.kwargs)
@@ -97,12 +97,6 @@ def _refuses_inference_tensors(error: TraceError) -> bool:
     return "nference tensor" in str(error.__cause__) or "requires grad" in str(error.__cause__)
 
 
-def _values(tracer: Tracer, tree: Any) -> tuple[int, ...]:
-    from normwise.graph.capture import tensors_in
-
-    return tuple(tracer.value_of(t) for t in tensors_in(tree))
-
-
 @contextlib.contextmanager
 def _eager() -> Iterator[None]:
     """Keep compiled submodules from being compiled again for one traced run."""
@@ -118,8 +112,6 @@ def fake_mode_of(model: nn.Module, target: Target) -> Any:
     module = sys.modules.get("torch._subclasses.fake_tensor")
     if module is None:
         return None
-    from normwise.graph.capture import tensors_in
-
     for tensor in [*model.parameters(), *model.buffers(), *tensors_in((target.args, dict(target.kwargs)))]:
         if isinstance(tensor, module.FakeTensor):
             return tensor.fake_mode

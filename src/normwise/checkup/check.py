@@ -1,0 +1,180 @@
+"""The verbs: ``check`` (map and rules) and ``map`` (the map alone)."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from torch import nn
+
+from normwise import targets
+from normwise.checkup import rule as rule_runner
+from normwise.checkup.finding import Finding, NotChecked
+from normwise.checkup.report import Cost, Report
+from normwise.errors import NotKnown
+from normwise.facts import Facts
+from normwise.facts.records import NormSite, Placement, ProfileRow
+from normwise.graph.guard import tensor_state
+from normwise.targets.target import Target
+
+__all__ = ["check", "map"]
+
+EFFORTS = ("read", "normal", "full")
+# hashing reads every weight twice; above this the comparison would cost more than the check (bytes)
+_HASH_LIMIT = 4 * 2**30
+
+
+def check(
+    model: nn.Module | Target | str,
+    inputs: Any = None,
+    *,
+    select: Iterable[str] | None = None,
+    ignore: Iterable[str] | None = None,
+    effort: str = "normal",
+    **evidence: Any,
+) -> Report:
+    """Map every norm of a model and judge it by the rules.
+
+    The model is left exactly as it was found.
+
+    Args:
+        model: a module, a Target, or any TARGET string ("hf:bert", "model.py:build", ...).
+        inputs: one call's inputs: a tuple of positional arguments, a dict of keyword arguments, or one tensor.
+        select: codes, code families or names of the rules to run; all by default.
+        ignore: codes, code families or names of rules to leave out.
+        effort: "read" (one traced pass), "normal", or "full".
+        evidence: further fields of ``Target``: optimizer, checkpoint, padded_inputs, dtype, ...
+
+    Returns:
+        A report: ``print`` it, ``save`` it, or read ``findings``, ``norms`` and ``placement``.
+
+    Raises:
+        TargetError: the target cannot be loaded or fed.
+        TraceError: the model's forward raised.
+        ValueError: an unknown effort or rule.
+
+    Examples:
+        >>> import torch, normwise as nw
+        >>> block = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        >>> report = nw.check(block, torch.randn(2, 5, 16))
+        >>> [(n.path, str(n.placement)) for n in report.norms]
+        [('norm1', 'post'), ('norm2', 'post')]
+    """
+    if effort not in EFFORTS:
+        raise ValueError(f"effort is one of {', '.join(EFFORTS)}, got {effort!r}")
+    from normwise.checkup import rules
+
+    wanted = rule_runner.chosen(rules.all_rules(), select, ignore)
+    return _report(targets.target(model, inputs, **evidence), wanted, effort, judged=True)
+
+
+def map(model: nn.Module | Target | str, inputs: Any = None, **evidence: Any) -> Report:  # noqa: A001
+    """Map every norm of a model without judging it: a report with no rules run.
+
+    Args:
+        model: a module, a Target, or any TARGET string.
+        inputs: one call's inputs, as for ``check``.
+        evidence: further fields of ``Target``.
+    """
+    return _report(targets.target(model, inputs, **evidence), {}, "read", judged=False)
+
+
+def _report(target: Target, rules: dict[str, Any], effort: str, *, judged: bool) -> Report:
+    started = time.perf_counter()
+    hashed = judged and _bytes_of(target.model) <= _HASH_LIMIT
+    before = tensor_state(target.model) if hashed else None
+    facts = Facts(target)
+    norms, apart, placement, notes = _read(facts)
+    profile, unprofiled = _profile(facts, effort)
+    findings: list[Finding] = []
+    passed: list[str] = []
+    not_checked: list[NotChecked] = []
+    for name, rule in rules.items():
+        verdict = rule_runner.run(name, rule, facts)
+        if isinstance(verdict, NotChecked):
+            not_checked.append(verdict)
+        elif verdict:
+            findings.extend(verdict)
+        else:
+            passed.append(rule.CODE)
+    unchanged = tensor_state(target.model) == before if before is not None else None
+    return Report(
+        target=target.name,
+        inputs=str(target.inputs_from),
+        weights=str(target.weights),
+        notes=(*target.notes, *notes, *unprofiled),
+        versions=_versions(),
+        cost=Cost(
+            seconds=time.perf_counter() - started,
+            forward_passes=facts.forward_passes,
+            backward_passes=facts.backward_passes,
+            peak_bytes=_peak_bytes(),
+        ),
+        placement=placement,
+        norms=norms,
+        listed_apart=apart,
+        not_executed=_if_known(facts, "not_executed"),
+        breaks=_if_known(facts, "breaks"),
+        profile=profile,
+        findings=tuple(sorted(findings, key=_order)),
+        passed=tuple(sorted(passed)),
+        not_checked=tuple(sorted(not_checked, key=lambda n: n.code)),
+        rules_run=judged,
+        unchanged=unchanged,
+    )
+
+
+def _read(facts: Facts) -> tuple[tuple[NormSite, ...], tuple[NormSite, ...], Placement, tuple[str, ...]]:
+    try:
+        return facts.norms, facts.listed_apart, facts.placement, facts.recording.notes
+    except NotKnown as unknown:
+        return (), (), Placement(), (f"the model was not run: {unknown.why}",)
+
+
+def _if_known(facts: Facts, name: str) -> tuple[Any, ...]:
+    try:
+        return getattr(facts, name)
+    except NotKnown:
+        return ()
+
+
+def _profile(facts: Facts, effort: str) -> tuple[tuple[ProfileRow, ...], tuple[str, ...]]:
+    if effort == "read":
+        return (), ()
+    try:
+        return facts.profile, ()
+    except NotKnown as unknown:
+        return (), (f"profile by depth not measured: {unknown.why}",)
+
+
+def _order(finding: Finding) -> tuple[int, int, str, str]:
+    return (finding.severity.rank, finding.basis.rank, finding.code, finding.path)
+
+
+def _bytes_of(model: nn.Module) -> int:
+    return sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
+    for package in ("normwise", "torch", "transformers"):
+        if package == "transformers" and package not in sys.modules:
+            continue
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _peak_bytes() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows has no getrusage
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

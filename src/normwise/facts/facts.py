@@ -1,0 +1,127 @@
+"""Everything that is known about a target, as lazy attributes: nothing is computed unasked.
+
+An attribute that cannot be had raises ``NotKnown(why)``; a rule that touches it becomes
+"not checked: why".
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from normwise.errors import NotKnown
+from normwise.facts import breaks, norms, placing, probe, profile, streams, unexecuted
+from normwise.facts.flow import Flow
+from normwise.facts.records import Break, NormSite, Placement, ProfileRow
+from normwise.facts.sites import Site, sites_of
+from normwise.graph import Graph, Recording, trace
+from normwise.graph.capture import tensors_in
+from normwise.targets.target import InputsFrom, Target
+
+__all__ = ["Facts"]
+
+
+class Facts:
+    """The facts of one target. ``passes`` counts the forward and backward passes that were run."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.forward_passes = 0
+        self.backward_passes = 0
+
+    @cached_property
+    def recording(self) -> Recording:
+        """One traced run in eval mode."""
+        if self.target.inputs_from is InputsFrom.NONE:
+            raise NotKnown("needs example inputs: give inputs=..., or --inputs SHAPE on the command line")
+        self.forward_passes += 1
+        return trace(self.target)
+
+    @property
+    def graph(self) -> Graph:
+        """The dataflow of the traced run."""
+        return self.recording.graph
+
+    @cached_property
+    def flow(self) -> Flow:
+        """The graph with its taints."""
+        return Flow(self.graph, self.recording.data, masks=self._masks())
+
+    def _masks(self) -> frozenset[int]:
+        """Floating-point inputs that hold nothing but zeros, ones and large negative numbers are masks."""
+        given = {}
+        for name, item in [*((str(i), a) for i, a in enumerate(self.target.args)), *self.target.kwargs.items()]:
+            for tensor in tensors_in(item):
+                given.setdefault(name, tensor)
+        masks = set()
+        for value in self.graph.values:
+            tensor = given.get(value.names[0]) if value.kind == "input" and value.names else None
+            if tensor is not None and _is_mask(tensor):
+                masks.add(value.id)
+        return frozenset(masks)
+
+    @cached_property
+    def norm_calls(self) -> norms.NormCalls:
+        """Every execution of a norm."""
+        found = norms.find(self.recording, self.flow, self.target.model)
+        known = frozenset(m for n in found.norms for m in n.members)
+        opaque = tuple(probe.opaque_norms(self.recording, self.flow, self.target.model, known))
+        ordered = tuple(sorted((*found.norms, *opaque), key=lambda n: n.op.id))
+        return norms.NormCalls(norms=ordered, probabilities=found.probabilities, weights=found.weights)
+
+    @cached_property
+    def streams(self) -> streams.Streams:
+        """The residual streams, nested ones included."""
+        return streams.find(self.flow, self.norm_calls.norms)
+
+    @cached_property
+    def placed(self) -> placing.Placed:
+        """The place of every norm execution."""
+        return placing.place(self.flow, self.norm_calls.norms, self.streams)
+
+    @cached_property
+    def sites(self) -> tuple[Site, ...]:
+        """The rows of the norm map with the executions behind them."""
+        return sites_of(self.graph, self.norm_calls.norms, self.placed)
+
+    @property
+    def norms(self) -> tuple[NormSite, ...]:
+        """The rows of the norm map."""
+        return tuple(s.row for s in self.sites)
+
+    @cached_property
+    def listed_apart(self) -> tuple[NormSite, ...]:
+        """Re-normalised probabilities and weights: like norms, but of no activation."""
+        apart = (*self.norm_calls.probabilities, *self.norm_calls.weights)
+        return tuple(s.row for s in sites_of(self.graph, apart, None))
+
+    @property
+    def placement(self) -> Placement:
+        """The stacks and the model's summary."""
+        return self.placed.placement
+
+    @cached_property
+    def breaks(self) -> tuple[Break, ...]:
+        """Where the dataflow was lost."""
+        return breaks.find(self.flow)
+
+    @cached_property
+    def not_executed(self) -> tuple[str, ...]:
+        """Paths of registered norms that this run never called."""
+        return unexecuted.find(self.graph, self.target.model)
+
+    @cached_property
+    def profile(self) -> tuple[ProfileRow, ...]:
+        """Stream, branch and gradient by depth, from one forward and one backward pass."""
+        rows = profile.measure(self.target, self.graph, self.placed)
+        self.forward_passes += 1
+        self.backward_passes += 1
+        return rows
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.device.type == "meta" or type(tensor) is not torch.Tensor:
+        return False
+    values = tensor.detach().unique()
+    return bool(((values == 0) | (values == 1) | (values <= -1e3)).all()) and len(values) <= 3

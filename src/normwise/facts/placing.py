@@ -1,0 +1,455 @@
+"""Where each norm sits on the residual streams, and what kind of stack each stream is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from normwise.facts import vocabulary as ops
+from normwise.facts.flow import Flow
+from normwise.facts.norms import NormCall
+from normwise.facts.records import Place, Placement, Stack, StackKind, Sublayer
+from normwise.facts.streams import Residual, Stream, Streams
+from normwise.graph import Graph, Op
+from normwise.spec import Scope, Wiring
+
+__all__ = ["Placed", "place"]
+
+# a stack is named after a signature only if this share of its adds has it (DESIGN 5)
+_SHARE = 0.85
+
+
+@dataclass(slots=True)
+class Seat:
+    """The place of one norm execution."""
+
+    place: Place
+    stack: int | None = None
+    add: int | None = None  # index of the residual add it belongs to
+    layer: int | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The outcome: a seat for each norm call (by op id) and the model's summary."""
+
+    seats: dict[int, Seat]
+    placement: Placement
+    streams: tuple[Stream, ...]  # the main ones, in the order of ``placement.stacks``
+    layers: dict[int, int] = field(default_factory=dict)  # residual index -> block index
+
+
+def place(flow: Flow, norms: tuple[NormCall, ...], streams: Streams) -> Placed:
+    """Place every norm call and name every stack."""
+    return _Placer(flow, norms, streams).run()
+
+
+class _Placer:
+    def __init__(self, flow: Flow, norms: tuple[NormCall, ...], streams: Streams) -> None:
+        self.flow, self.graph, self.norms, self.all = flow, flow.graph, norms, streams
+        self.main = self._main_streams()
+        self.stream_of = {r.index: i for i, s in enumerate(self.main) for r in s.adds}
+        for residual in streams.residuals:
+            if residual.absorbed and (final := streams._final(residual.index)) in self.stream_of:
+                self.stream_of[residual.index] = self.stream_of[final]
+        self.seats: dict[int, Seat] = {}
+        self.heads = _AttentionOperands(flow)
+        self.layers = {}
+        for stream in self.main:
+            self.layers.update(_blocks(self.graph, stream))
+        self._regions = [(r, r.region) for s in self.main for r in s.adds]
+
+    # -- streams worth reporting ---------------------------------------------------------
+
+    def _main_streams(self) -> list[Stream]:
+        kept = [s for s in self.all.streams if s.nested_in is None and (len(s.adds) > 1 or self._touched(s))]
+        return sorted(kept, key=lambda s: (-len(s.adds), s.adds[0].op.id))
+
+    def _touched(self, stream: Stream) -> bool:
+        """Whether a norm stands on a one-add stream or in its branch."""
+        add = stream.adds[0]
+        if add.branch_norms or add.skip.norms:
+            return True
+        return any(
+            n.op.id in add.region or self.all.chain(n.input).root == add.out for n in self.norms
+        )
+
+    # -- norms ---------------------------------------------------------------------------
+
+    def run(self) -> Placed:
+        self._on_skips()
+        self._on_branches()
+        for norm in self.norms:
+            if norm.op.id not in self.seats:
+                self.seats[norm.op.id] = self._seat(norm)
+        self._settle_tails()
+        for seat in self.seats.values():
+            if seat.add is not None and seat.layer is None:
+                seat.layer = self.layers.get(self.all._final(seat.add))
+        stacks = tuple(self._stack(i, s) for i, s in enumerate(self.main))
+        places = Counter(seat.place for seat in self.seats.values())
+        # the first stack in program order holds the embedding
+        first = min(range(len(self.main)), key=lambda i: self.main[i].adds[0].op.id, default=None)
+        embedded = first is not None and (stacks[first].starts_with_norm or places[Place.EMBEDDING] > 0)
+        summary = Placement(
+            stacks=stacks, embedding_norm=embedded, qk_norm=places[Place.QK] > 0, inner_norm=places[Place.INNER] > 0
+        )
+        return Placed(self.seats, summary, tuple(self.main), self.layers)
+
+    def _on_skips(self) -> None:
+        for index, stream in enumerate(self.main):
+            for add in stream.adds:
+                for norm in add.skip.norms:
+                    if add.skip.residual is not None:
+                        seat = Seat(Place.POST, index, self.all._final(add.skip.residual))
+                    else:
+                        seat = Seat(Place.STEM if self._of_convolution(norm) else Place.EMBEDDING, index)
+                    self.seats.setdefault(norm.op.id, seat)
+                for norm in self.norms:
+                    if norm.op.id in add.shortcut:
+                        self.seats[norm.op.id] = Seat(Place.SHORTCUT, index, add.index)
+
+    def _of_convolution(self, norm: NormCall) -> bool:
+        producer = self.graph.producer(self.all.chain(norm.input).root)
+        channels = norm.spec is not None and norm.spec.scope in (Scope.BATCH, Scope.GROUP, Scope.INSTANCE)
+        return channels and producer is not None and producer.short in ops.CONV
+
+    def _on_branches(self) -> None:
+        for index, stream in enumerate(self.main):
+            for add in stream.adds:
+                for norm in add.branch_norms:
+                    self.seats.setdefault(norm.op.id, Seat(Place.BRANCH, index, add.index))
+
+    def _seat(self, norm: NormCall) -> Seat:
+        chain = self.all.chain(norm.input)
+        hit = self._on_stream(chain.values)
+        if hit is not None:
+            return self._reading(norm, *hit)
+        held = self._held_in(norm)
+        attends = self.heads.reached_from(norm.output, self.all)
+        if attends:
+            return Seat(attends, *held)
+        if held[0] is not None:
+            return Seat(Place.INNER, *held)
+        return self._outside(norm)
+
+    def _on_stream(self, values: list[int]) -> tuple[int, int | None] | None:
+        """Return the main stream (and the residual, None for the origin) that a chain leads back to."""
+        for value in values:
+            made = self.all.made_by.get(value)
+            if made is not None and made.index in self.stream_of:
+                return self.stream_of[made.index], self.all._final(made.index)
+        root = values[-1]
+        for index, stream in enumerate(self.main):
+            if root == stream.origin or root in stream.adds[0].skip.values:
+                return index, None
+        return None
+
+    def _reading(self, norm: NormCall, stream: int, residual: int | None) -> Seat:
+        """A norm that reads a stream: before a later sublayer, at the end, or a tap."""
+        adds = self.main[stream].adds
+        later = [a for a in adds if residual is None or a.index > residual]
+        for add in later:
+            if norm.op.id in add.region:
+                return Seat(Place.PRE, stream, add.index)
+        if residual is None and later:
+            # read from the origin but in no branch of its stream
+            return self._other_branch(norm, stream) or Seat(Place.TAP, stream)
+        if residual == adds[-1].index:
+            return Seat(Place.FINAL, stream, None)
+        return self._other_branch(norm, stream) or Seat(Place.TAP, stream, residual)
+
+    def _other_branch(self, norm: NormCall, stream: int) -> Seat | None:
+        """A norm in the branch of another stream (cross-attention on an encoder's stream) is a pre-norm there."""
+        for add, region in self._regions:
+            if norm.op.id in region:
+                return Seat(Place.PRE if self.stream_of[add.index] == stream else Place.INNER, self.stream_of[add.index], add.index)
+        return None
+
+    def _held_in(self, norm: NormCall) -> tuple[int | None, int | None]:
+        """Return the main stream and add whose branch holds a norm, the smallest region first."""
+        holding = [(len(region), add.index) for add, region in self._regions if norm.op.id in region]
+        if not holding:
+            return None, None
+        _, add = min(holding)
+        return self.stream_of[add], add
+
+    def _outside(self, norm: NormCall) -> Seat:
+        behind = self._last_stream_behind(norm.input, parameters=False)
+        if behind is not None:
+            return Seat(Place.FINAL, behind, note="after pooling")
+        fed = self._stream_fed_by(norm.output)
+        if fed is not None:
+            embedding = self._from_embedding(norm.input)
+            return Seat(Place.EMBEDDING if embedding else Place.STEM, fed)
+        behind = self._last_stream_behind(norm.input, parameters=True)
+        if behind is not None:
+            return Seat(Place.HEAD, behind)
+        return Seat(Place.UNKNOWN, note=None if self.main else "no residual stream was found")
+
+    def _last_stream_behind(self, value: int, *, parameters: bool) -> int | None:
+        """Return the stream whose last value is reached back from a value, with or without crossing learned maps."""
+        pending, seen = [value], set()
+        while pending and len(seen) < 4000:
+            current = pending.pop()
+            if current in seen:
+                continue
+            seen.add(current)
+            made = self.all.made_by.get(current)
+            if made is not None and made.index in self.stream_of:
+                return self.stream_of[made.index]
+            op = self.graph.producer(current)
+            norm = self.all.by_output.get(current)
+            if norm is not None and parameters:
+                pending.append(norm.input)
+                continue
+            if op is None or (not parameters and (norm is not None or self._learned(op) or op.short in ops.ATTENTION | ops.MATMUL)):
+                continue
+            pending.extend(i for i in op.inputs if self.flow.act[i])
+        return None
+
+    def _learned(self, op: Op) -> bool:
+        return any(self.flow.learned[i] and not self.flow.act[i] for i in op.inputs)
+
+    def _stream_fed_by(self, value: int) -> int | None:
+        """Return the first stream whose origin is computed from a value."""
+        origins = {v: i for i, s in reversed(list(enumerate(self.main))) for v in (s.origin, *s.adds[0].skip.values)}
+        pending, seen = [value], set()
+        while pending and len(seen) < 20000:
+            current = pending.pop()
+            if current in origins:
+                return origins[current]
+            if current in seen or current in self.all.made_by:
+                continue
+            seen.add(current)
+            for op in self.graph.consumers(current):
+                pending.extend(o for o in op.outputs if self.flow.act[o])
+        return None
+
+    def _from_embedding(self, value: int) -> bool:
+        """Whether a value comes from table look-ups without any mixing."""
+        pending, seen = [value], set()
+        found = False
+        while pending and len(seen) < 60:
+            current = pending.pop()
+            if current in seen:
+                continue
+            seen.add(current)
+            op = self.graph.producer(current)
+            if op is None or not self.flow.act[current]:
+                continue
+            if op.short in ("embedding", "embedding_bag"):
+                found = True
+                continue
+            if self.flow.mixes(op):
+                return False
+            pending.extend(i for i in op.inputs if self.flow.act[i])
+        return found
+
+    def _settle_tails(self) -> None:
+        """In a stream whose adds are followed by norms, the first norm behind the last add is the block's own."""
+        for index, stream in enumerate(self.main):
+            followed = {s.add for s in self.seats.values() if s.place is Place.POST and s.stack == index}
+            inner = [a for a in stream.adds[:-1] if a.index in followed]
+            tails = [n for n in self.norms if self._is_tail(n, index)]
+            if not tails or (stream.adds[:-1] and len(inner) < _SHARE * len(stream.adds[:-1])):
+                continue
+            if not stream.adds[:-1] and not self._same_block(tails[0], stream.adds[-1]):
+                continue
+            direct = [n for n in tails if not self.all.chain(n.input).norms and self.seats[n.op.id].note is None]
+            if direct:
+                self.seats[direct[0].op.id] = Seat(Place.POST, index, stream.adds[-1].index)
+
+    def _is_tail(self, norm: NormCall, stream: int) -> bool:
+        seat = self.seats[norm.op.id]
+        return seat.place is Place.FINAL and seat.stack == stream
+
+    def _same_block(self, norm: NormCall, add: Residual) -> bool:
+        """A stack of one add: the norm is the block's own if the same module runs both."""
+        outer = {c.id for c in self.graph.ancestors(add.op.call)} - {0}
+        return bool(outer & {c.id for c in self.graph.ancestors(norm.call)})
+
+    # -- stacks --------------------------------------------------------------------------
+
+    def _stack(self, index: int, stream: Stream) -> Stack:
+        members = tuple(self._sublayer(index, add) for add in stream.adds)
+        counts = Counter(m.signature for m in members)
+        kind, count = counts.most_common(1)[0]
+        if count < _SHARE * len(members):
+            kind = StackKind.MIXED
+        final = any(s.place is Place.FINAL and s.stack == index for s in self.seats.values())
+        return Stack(
+            kind=kind,
+            name=_name(kind, members),
+            depth=len({self.layers[a.index] for a in stream.adds}),
+            sublayers=len(members),
+            starts_with_norm=bool(stream.adds[0].skip.norms),
+            final_norm=final,
+            members=members,
+            width=self.graph.values[stream.adds[-1].out].shape[-1] if self.graph.values[stream.adds[-1].out].shape else None,
+            mixture=tuple((str(k), c) for k, c in counts.most_common()),
+        )
+
+    def _sublayer(self, index: int, add: Residual) -> Sublayer:
+        mine = {p: [n for n in self.norms if (s := self.seats[n.op.id]).place is p and s.add == add.index] for p in (Place.PRE, Place.BRANCH, Place.POST)}
+        pre, branch, post = (mine[p] for p in (Place.PRE, Place.BRANCH, Place.POST))
+        parts = self._parallel_parts(add)
+        signature = _signature(pre, branch, post, parts)
+        wiring = Wiring(
+            before=bool(pre), after_branch=bool(branch), after_add=bool(post), skip_scale=_product(add.skip.scales), branch_scale=add.branch_scale
+        )
+        paths = tuple(dict.fromkeys(self.graph.calls[n.call].path for n in (*pre, *branch, *post)))
+        return Sublayer(
+            path=self.graph.path(add.op), signature=signature, wiring=wiring, branch=self._contents(add), norms=paths,
+            source=str(add.op.source) if add.op.source else None,
+        )
+
+    def _parallel_parts(self, add: Residual) -> int:
+        """Return the number of parallel sublayers: 2 if one addend of the branch attends and another does not."""
+        addends = list(add.branches)
+        if len(addends) == 1:
+            end = self.all.chain(addends[0])
+            addends = list(self.all._addends(end.root)) if not end.norms else addends
+        if len(addends) < 2:
+            return 1
+        attends = []
+        for addend in addends:
+            region: set[int] = set()
+            oldest = self.graph.values[add.skip.root].producer
+            self.all._search(addend, set(add.skip.values), oldest, region)
+            attends.append(any(self.heads.is_attention(self.graph.ops[o]) for o in region))
+        return 2 if any(attends) and not all(attends) else 1
+
+    def _contents(self, add: Residual) -> tuple[str, ...]:
+        region = [self.graph.ops[o] for o in add.region]
+        kinds = []
+        if any(self.heads.is_attention(o) for o in region):
+            kinds.append("attention")
+        if any(o.short in ops.CONV for o in region):
+            kinds.append("conv")
+        if not kinds and any(o.short in ops.LINEAR for o in region):
+            kinds.append("mlp")
+        return tuple(kinds or ["mix"])
+
+
+def _signature(pre: list[NormCall], branch: list[NormCall], post: list[NormCall], parts: int) -> StackKind:
+    key = (bool(pre), bool(branch), bool(post))
+    if parts > 1 and key == (True, False, False):
+        return StackKind.PARALLEL if len(pre) > 1 else StackKind.PARALLEL_SHARED
+    return {
+        (True, False, False): StackKind.PRE,
+        (False, False, True): StackKind.POST,
+        (True, True, False): StackKind.SANDWICH,
+        (False, True, False): StackKind.RES_POST,
+        (False, False, False): StackKind.NONE,
+    }.get(key, StackKind.OTHER)
+
+
+def _name(kind: StackKind, members: tuple[Sublayer, ...]) -> str | None:
+    """Name a post stack with one constant above 1 on every skip: DeepNorm (Wang et al. 2022)."""
+    scales = {round(m.wiring.skip_scale, 4) for m in members}
+    if kind is StackKind.POST and len(scales) == 1 and next(iter(scales)) > 1.0:
+        return "deep-norm"
+    return None
+
+
+def _product(factors: list[float]) -> float:
+    product = 1.0
+    for factor in factors:
+        product *= factor
+    return product
+
+
+def _blocks(graph: Graph, stream: Stream) -> dict[int, int]:
+    """Return the block of each add: the calls right below the innermost call that holds the whole stream."""
+    lines = [list(reversed([c.id for c in graph.ancestors(a.op.call)])) for a in stream.adds]
+    shared = 0
+    while all(len(line) > shared for line in lines) and len({line[shared] for line in lines}) == 1:
+        shared += 1
+    keys = [line[shared] if len(line) > shared else None for line in lines]
+    if all(k is None for k in keys):
+        return {a.index: i for i, a in enumerate(stream.adds)}
+    order: dict[object, int] = {}
+    blocks = {}
+    for add, key in zip(stream.adds, keys, strict=True):
+        name = key if key is not None else ("own", add.index)
+        order.setdefault(name, len(order))
+        blocks[add.index] = order[name]
+    return blocks
+
+
+class _AttentionOperands:
+    """Where attention reads its queries, keys and values."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow, self.graph = flow, flow.graph
+        self.role: dict[tuple[int, int], Place] = {}  # (op, value) -> QK or V
+        self.scores: set[int] = set()
+        for op in self.graph.ops:
+            if op.short in ops.ATTENTION:
+                for position, value in enumerate(op.inputs[:3]):
+                    self.role.setdefault((op.id, value), Place.V if position == 2 else Place.QK)
+            elif op.short in ops.SOFTMAX:
+                self._softmax(op)
+
+    def _softmax(self, op: Op) -> None:
+        score = self._matmul_behind(op.inputs[0])
+        if score is None:
+            return
+        self.scores.add(score.id)
+        for value in score.inputs:
+            self.role.setdefault((score.id, value), Place.QK)
+        for reader in self._matmuls_ahead(op.outputs[0]):
+            for value in reader[0].inputs:
+                if value != reader[1]:
+                    self.role.setdefault((reader[0].id, value), Place.V)
+
+    def _matmul_behind(self, value: int) -> Op | None:
+        for _ in range(16):
+            op = self.graph.producer(value)
+            if op is None:
+                return None
+            if op.short in ops.MATMUL:
+                acts = self.flow.acts(op)
+                return op if len(acts) >= 2 or len(op.inputs) > len(acts) >= 1 and len(set(op.inputs)) == 1 else None
+            if self.flow.mixes(op):
+                return None
+            acts = self.flow.acts(op)
+            if not acts:
+                return None
+            value = max(acts)
+        return None
+
+    def _matmuls_ahead(self, value: int) -> list[tuple[Op, int]]:
+        found, pending = [], [(value, 0)]
+        while pending:
+            current, depth = pending.pop()
+            for op in self.graph.consumers(current):
+                if op.short in ops.MATMUL:
+                    found.append((op, current))
+                elif not self.flow.mixes(op) and depth < 8:
+                    pending.extend((o, depth + 1) for o in op.outputs)
+        return found
+
+    def is_attention(self, op: Op) -> bool:
+        """Whether an op computes attention or its scores."""
+        return op.short in ops.ATTENTION or op.id in self.scores
+
+    def reached_from(self, value: int, streams: Streams) -> Place | None:
+        """Return QK or V if a value reaches an attention operand without mixing or a residual add between."""
+        pending, seen = [value], set()
+        found: Place | None = None
+        while pending and len(seen) < 400:
+            current = pending.pop()
+            if current in seen or current in streams.made_by:
+                continue
+            seen.add(current)
+            for op in self.graph.consumers(current):
+                role = self.role.get((op.id, current))
+                if role is Place.QK:
+                    return Place.QK
+                found = role or found
+                if role is None and not self.flow.mixes(op):
+                    pending.extend(o for o in op.outputs if self.flow.act[o])
+        return found

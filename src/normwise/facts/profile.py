@@ -1,0 +1,151 @@
+"""Root mean squares along each stack: the stream, its branches, and the gradient that reaches it.
+
+The gradient is that of a random unit projection of the model's outputs, so its level is
+arbitrary and its shape by depth is what counts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter, defaultdict
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normwise.errors import NotKnown
+from normwise.facts.placing import Placed
+from normwise.facts.records import ProfileRow
+from normwise.graph import Graph, Op
+from normwise.graph.capture import tensors_in
+from normwise.graph.guard import as_found
+from normwise.graph.provenance import CallStack
+from normwise.targets.target import Target
+
+__all__ = ["measure"]
+
+_SEED = 20261129
+# an op is found again by the module call it runs in, its name, its output shape, and its order among those
+_Key = tuple[str, int, str, tuple[int, ...], int]
+
+
+def measure(target: Target, graph: Graph, placed: Placed) -> tuple[ProfileRow, ...]:
+    """Run forward and backward once with gradients and read the stream at every residual add.
+
+    Raises:
+        NotKnown: no stack, no numbers (fake weights), or no gradient can be taken.
+    """
+    if not placed.streams:
+        raise NotKnown("no residual stream was found")
+    if graph.fake:
+        raise NotKnown("the weights hold no numbers")
+    keys = _keys(graph)
+    wanted: dict[_Key, int] = {}
+    for stream in placed.streams:
+        for add in stream.adds:
+            wanted[keys[add.op.id]] = add.op.id
+    with as_found(target.model):
+        kept, gradients = _run(target, wanted, {a.op.id: _branch_position(graph, a.op, a.branches) for s in placed.streams for a in s.adds})
+    rows = []
+    for index, stream in enumerate(placed.streams):
+        for order, add in enumerate(stream.adds):
+            seen = kept.get(add.op.id)
+            rows.append(
+                ProfileRow(
+                    stack=index, sublayer=order, path=graph.path(add.op), residual_rms=seen[0] if seen else None,
+                    branch_rms=seen[1] if seen else None, grad_rms=gradients.get(add.op.id),
+                )
+            )
+    return tuple(rows)
+
+
+def _keys(graph: Graph) -> dict[int, _Key]:
+    counts: Counter[tuple[str, int, str, tuple[int, ...]]] = Counter()
+    keys = {}
+    for op in graph.ops:
+        if not op.outputs or op.namespace != "aten":
+            continue
+        call = graph.calls[op.call]
+        key = (call.path, call.ordinal, op.short, graph.values[op.outputs[0]].shape)
+        keys[op.id] = (*key, counts[key])
+        counts[key] += 1
+    return keys
+
+
+def _branch_position(graph: Graph, op: Op, branches: list[int]) -> int:
+    """Return which tensor argument of the add is the branch; -1 where it is a sum of several."""
+    return next((i for i, value in enumerate(op.inputs) if value in branches), -1)
+
+
+class _Watch(TorchDispatchMode):
+    """Keeps the outputs of chosen adds while a run with gradients goes by."""
+
+    def __init__(self, calls: CallStack, wanted: dict[_Key, int], branch: dict[int, int]) -> None:
+        super().__init__()
+        self.calls, self.wanted, self.branch = calls, wanted, branch
+        self.shapes = {(k[0], k[1], k[2], k[3]) for k in wanted}
+        self.counts: Counter[Any] = Counter()
+        self.rms: dict[int, tuple[float | None, float | None]] = {}
+        self.tensors: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if isinstance(output, torch.Tensor) and getattr(func, "namespace", "") == "aten":
+            call = self.calls.calls[self.calls.current]
+            key = (call.path, call.ordinal, func.overloadpacket.__name__.removesuffix("_"), tuple(output.shape))
+            if key in self.shapes:
+                op = self.wanted.get((*key, self.counts[key]))
+                self.counts[key] += 1
+                if op is not None:
+                    self._keep(op, output, [a for a in args if isinstance(a, torch.Tensor)])
+        return output
+
+    def _keep(self, op: int, output: torch.Tensor, operands: list[torch.Tensor]) -> None:
+        position = self.branch[op]
+        branch = _rms(operands[position]) if 0 <= position < len(operands) else None
+        self.rms[op] = (_rms(output), branch)
+        self.tensors[op] = output
+
+
+def _rms(tensor: torch.Tensor) -> float | None:
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return None
+    return float(tensor.detach().double().square().mean().sqrt())
+
+
+def _run(
+    target: Target, wanted: dict[_Key, int], branch: dict[int, int]
+) -> tuple[dict[int, tuple[float | None, float | None]], dict[int, float]]:
+    calls = CallStack(target.model)
+    watch = _Watch(calls, wanted, branch)
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with calls.following(lambda tree: (), lambda call, output: ()), watch:
+                output = target.run()
+            gradients = _gradients(watch.tensors, output)
+        except (RuntimeError, ValueError, TypeError) as error:
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if not watch.rms:
+                raise NotKnown(f"the run with gradients failed: {said}") from error
+            gradients = {}
+    return watch.rms, gradients
+
+
+def _gradients(kept: dict[int, torch.Tensor], output: Any) -> dict[int, float]:
+    tensors = {op: t for op, t in kept.items() if t.requires_grad}
+    outputs = [t for t in tensors_in(output) if t.requires_grad and t.is_floating_point()]
+    if not tensors or not outputs:
+        return {}
+    generator = torch.Generator().manual_seed(_SEED)
+    total: torch.Tensor | float = 0.0
+    for out in outputs:
+        direction = torch.randn(out.shape, generator=generator).to(out)
+        total = total + (out * direction).sum().float() / max(out.numel(), 1) ** 0.5
+    found = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)  # type: ignore[arg-type]
+    by_op: dict[int, float] = defaultdict(float)
+    for op, gradient in zip(tensors, found, strict=True):
+        if gradient is not None and (rms := _rms(gradient)) is not None:
+            by_op[op] = rms
+    return dict(by_op)
