@@ -122,6 +122,9 @@ class NormSpec:
             return by_scope[self.scope]
         if self.statistic is Statistic.L2:
             return Kind.SCALE
+        # a variance without centring, or the reverse, is neither of the two
+        if self.center != (self.statistic is Statistic.VARIANCE):
+            return Kind.OTHER
         return Kind.LAYER if self.center else Kind.RMS
 
 

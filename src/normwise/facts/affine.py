@@ -9,7 +9,7 @@ from normwise.facts.flow import Flow
 from normwise.graph import Op, Ref
 from normwise.spec import Cast, Gate, Modulation, Weight
 
-__all__ = ["Affine", "follow", "pre_gated"]
+__all__ = ["Affine", "follow", "offset_of", "pre_gated"]
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ def _multiply(flow: Flow, out: Affine, other: object, value: int) -> bool:
     if flow.learned[other.value]:
         if out.weight is not None or out.bias is not None:
             return False
-        out.weight, out.weight_offset = other.value, _offset(flow, other.value)
+        out.weight, out.weight_offset = other.value, offset_of(flow, other.value)
         out.weight_kind = Weight.SCALAR if record.numel == 1 and not _one_wide(flow, value) else Weight.VECTOR
         out.weight_axes = tuple(a for a in range(-len(record.shape), 0) if record.shape[a] > 1)
         return True
@@ -131,7 +131,7 @@ def _by_data(flow: Flow, out: Affine, other: int, value: int) -> bool:
     if out.gate is not Gate.NONE or out.modulation is not Modulation.NONE:
         return False
     full = flow.graph.values[other].shape == flow.graph.values[value].shape
-    if _offset(flow, other) == 1.0 or not full:
+    if offset_of(flow, other) == 1.0 or not full:
         out.modulation = Modulation.SCALE
         return True
     if _is_gate(flow, other):
@@ -156,7 +156,7 @@ def _shift(flow: Flow, out: Affine, other: object, value: int) -> bool:
     if flow.act[other.value]:
         if out.modulation is Modulation.SCALE and flow.graph.values[other.value].shape[-1:] == flow.graph.values[value].shape[-1:]:
             full = flow.graph.values[other.value].numel == flow.graph.values[value].numel
-            if full and _offset(flow, other.value) != 1.0 and not _shares_source(flow, out, other.value):
+            if full and offset_of(flow, other.value) != 1.0 and not _shares_source(flow, out, other.value):
                 return False
             out.modulation = Modulation.SCALE_SHIFT
             return True
@@ -187,12 +187,12 @@ def _addcmul(flow: Flow, out: Affine, op: Op, value: int) -> bool:
     gain = two if one == value else one
     if base == value or not flow.learned[gain] or flow.act[gain] or flow.act[base]:
         return False
-    out.weight, out.weight_kind, out.weight_offset = gain, Weight.VECTOR, _offset(flow, gain)
+    out.weight, out.weight_kind, out.weight_offset = gain, Weight.VECTOR, offset_of(flow, gain)
     out.bias = base
     return True
 
 
-def _offset(flow: Flow, value: int) -> float:
+def offset_of(flow: Flow, value: int) -> float:
     """Return the constant that was added to a gain: 1 in (1 + weight)."""
     offset = 0.0
     for _ in range(6):

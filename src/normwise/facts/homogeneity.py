@@ -133,7 +133,8 @@ class _Interpreter:
 
     def passing(self, op: Op) -> list[Terms]:
         """Casts, views and other ops that keep the degree."""
-        sources = [i for i in op.inputs if self.of(i)]
+        first = op.inputs[:1] if op.short.endswith("_as") else op.inputs
+        sources = [i for i in first if self.of(i)]
         if len(sources) != 1:
             return []
         record = self.graph.values[sources[0]]

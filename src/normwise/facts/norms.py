@@ -11,9 +11,9 @@ from torch import nn
 
 from normwise.errors import NotKnown
 from normwise.facts import native, vocabulary
-from normwise.facts.affine import Affine, follow, pre_gated
+from normwise.facts.affine import Affine, follow, offset_of, pre_gated
 from normwise.facts.flow import Flow
-from normwise.facts.homogeneity import Candidate, candidates
+from normwise.facts.homogeneity import Candidate, Term, candidates
 from normwise.facts.records import Evidence
 from normwise.facts.replay import Replayer
 from normwise.graph import Graph, Op, Recording, Ref, ValueKind
@@ -104,6 +104,8 @@ def _native_call(flow: Flow, op: Op, found: native.NativeNorm, replayer: Replaye
         affine = follow(flow, op.outputs[0], width=graph.values[source].shape)
         spec = _with_affine(spec, affine)
     spec = _with_cast_of_native(flow, op, spec)
+    if found.weight is not None:
+        spec = replace(spec, weight_offset=offset_of(flow, found.weight))
     weight = found.weight if found.weight is not None else affine.weight
     call = NormCall(
         op=op, input=source, core=op.outputs[0], output=affine.output, spec=spec, call=op.call, native=True, evidence=Evidence.DERIVED,
@@ -198,20 +200,44 @@ def _derived_spec(flow: Flow, candidate: Candidate, affine: Affine) -> NormSpec 
         weight = Weight.SCALAR if all(graph.values[s].numel == 1 for s in scaled) else Weight.VECTOR
     statistic = Statistic.VARIANCE if stat.stat == "variance" else Statistic.MEAN_SQUARE
     scale = candidate.scale
-    reduced = graph.values[stat.stat_value]
     return NormSpec(
         scope=_scope(flow, candidate, affine),
         axes=stat.axes,
         center=full.centered,
         statistic=statistic,
-        eps=(stat.eps if stat.eps_at else 0.0) if stat.eps_known else None,
-        eps_inside=stat.eps_at in ("", "inside", "clamp_inside"),
+        eps=_eps(stat),
+        eps_inside=stat.eps_at in ("", "inside"),
         eps_clamp=stat.eps_at.startswith("clamp"),
         biased=stat.biased,
         factor=1.0 if scale is None else scale,
         weight=weight,
-        stats_dtype=reduced.dtype,
+        stats_dtype=_stats_dtype(flow, candidate),
     )
+
+
+def _eps(stat: Term) -> float | None:
+    if not stat.eps_known:
+        return None
+    if not stat.eps_at or stat.eps is None:
+        return 0.0
+    return math.sqrt(stat.eps) if stat.eps_at == "clamp_inside" else stat.eps  # sqrt(max(s, c)) = max(sqrt(s), sqrt(c))
+
+
+def _stats_dtype(flow: Flow, candidate: Candidate) -> str | None:
+    """Return the dtype that the statistic was cast to, or None if it stayed in the dtype of the input."""
+    graph, stat = flow.graph, candidate.statistic
+    reduced = graph.values[stat.stat_value].dtype
+    for value in {candidate.root, _through_casts(flow, candidate.root), stat.stat_value}:
+        for cast in flow.casts_of(value):
+            if cast.call == candidate.op.call and reduced in _dtypes_of(cast):
+                return reduced
+    producers = [graph.ops[m] for m in stat.members if graph.ops[m].kwargs.get("dtype") is not None]
+    return reduced if any(reduced in _dtypes_of(p) for p in producers) else None
+
+
+def _dtypes_of(op: Op) -> set[str]:
+    given = [a for a in (*op.args, *op.kwargs.values()) if isinstance(a, torch.dtype)]
+    return {str(d).removeprefix("torch.") for d in given}
 
 
 def _scope(flow: Flow, candidate: Candidate, affine: Affine) -> Scope:

@@ -17,6 +17,8 @@ __all__ = ["Placed", "place"]
 
 # a stack is named after a signature only if this share of its adds has it (DESIGN 5)
 _SHARE = 0.85
+# self-attention, cross-attention and MLP: more adds in one call are a loop over blocks
+_ADDS_OF_A_BLOCK = 3
 
 
 @dataclass(slots=True)
@@ -368,6 +370,8 @@ def _blocks(graph: Graph, stream: Stream) -> dict[int, int]:
     while all(len(line) > shared for line in lines) and len({line[shared] for line in lines}) == 1:
         shared += 1
     keys = [line[shared] if len(line) > shared else None for line in lines]
+    if all(k is None for k in keys) and len(keys) <= _ADDS_OF_A_BLOCK:
+        return {a.index: 0 for a in stream.adds}
     if all(k is None for k in keys):
         return {a.index: i for i, a in enumerate(stream.adds)}
     order: dict[object, int] = {}

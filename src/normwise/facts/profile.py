@@ -20,6 +20,7 @@ from normwise.graph import Graph, Op
 from normwise.graph.capture import tensors_in
 from normwise.graph.guard import as_found
 from normwise.graph.provenance import CallStack
+from normwise.targets import unwrap
 from normwise.targets.target import Target
 
 __all__ = ["measure"]
@@ -123,7 +124,7 @@ def _run(
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             with calls.following(lambda tree: (), lambda call, output: ()), watch:
-                output = target.run()
+                output = target.run(unwrap(target.model)[0])
             gradients = _gradients(watch.tensors, output)
         except (RuntimeError, ValueError, TypeError) as error:
             said = str(error).splitlines()[0] if str(error) else type(error).__name__

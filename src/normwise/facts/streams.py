@@ -9,7 +9,7 @@ inside another's branch is nested in it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from normwise.facts import vocabulary as ops
 from normwise.facts.flow import Flow
@@ -18,6 +18,7 @@ from normwise.graph import ALIAS, Op, Ref
 
 __all__ = ["Chain", "Residual", "Stream", "Streams", "find"]
 
+_FUSED = frozenset({"addmm", "baddbmm", "addbmm", "addmv"})
 _ADDS = ops.ADD | {"addcmul", "lerp", "sub", "subtract"}
 
 
@@ -133,8 +134,7 @@ class Streams:
             return None
         if len(acts) == 1:
             return acts[0], None, 1.0
-        full = [a for a in acts if self.graph.values[a].numel == self.graph.values[op.outputs[0]].numel] or acts
-        best = max(full, key=lambda a: (self._age_of_residual(a), -acts.index(a)))
+        best = max(acts, key=lambda a: (self._age_of_residual(a), -acts.index(a)))
         return best, None, 1.0
 
     def _joined(self, op: Op, acts: list[int]) -> tuple[int, NormCall | None, float] | None:
@@ -240,7 +240,22 @@ class Streams:
 
     # -- residual adds -----------------------------------------------------------------------
 
+    def _fused(self, op: Op) -> Residual | None:
+        """addmm(x, a, b): the matmul is the end of the branch."""
+        x = op.inputs[0]
+        if not self.flow.act[x] or self.graph.values[x].shape != self.graph.values[op.outputs[0]].shape:
+            return None
+        chain, region = self.chain(x), {op.id}
+        branch = [i for i in op.inputs[1:] if self.flow.act[i]]
+        oldest = self.graph.values[chain.root].producer
+        if not branch or not all([self._search(b, set(chain.values), oldest, region, mixed=True) for b in branch]):
+            return None
+        return Residual(-1, op, op.outputs[0], chain, branch, region)
+
     def _consider(self, op: Op) -> None:
+        if op.short in _FUSED and op.outputs and len(op.inputs) >= 3 and (found := self._fused(op)) is not None:
+            self._add(found)
+            return
         if op.short not in _ADDS or not op.outputs or self.norm_at(op.outputs[0]) is not None:
             return
         shape = self.graph.values[op.outputs[0]].shape
@@ -250,8 +265,10 @@ class Streams:
         if len(operands) < 2 or len(shape) < 2:
             return
         found = self._residual(op, operands) or self._flattened(op, operands) or self._projected(op, operands)
-        if found is None:
-            return
+        if found is not None:
+            self._add(found)
+
+    def _add(self, found: Residual) -> None:
         found.index = len(self.residuals)
         self.residuals.append(found)
         self.made_by[found.out] = found
@@ -260,6 +277,8 @@ class Streams:
 
     def _residual(self, op: Op, operands: list[int]) -> Residual | None:
         for skip in sorted(operands, key=lambda v: v):
+            if op.short in ops.SUB and skip != op.inputs[0]:
+                continue  # f(x) - x carries no stream
             rest = [o for o in operands if o != skip]
             found = self._with_skip(op, skip, rest)
             if found is not None:
@@ -299,7 +318,10 @@ class Streams:
             residual.ends.append(end.root)
         alpha = op.kwargs.get("alpha")
         if isinstance(alpha, (int, float)):
-            residual.branch_scale *= alpha
+            if op.inputs[0] in chain.values:
+                residual.branch_scale *= alpha
+            else:
+                residual.skip = replace(chain, scales=[*chain.scales, alpha])
         return residual
 
     def chain_to_mixing(self, value: int) -> Chain:
@@ -319,9 +341,9 @@ class Streams:
                 return None
         return region
 
-    def _search(self, start: int, targets: set[int], oldest: int, region: set[int]) -> bool:
+    def _search(self, start: int, targets: set[int], oldest: int, region: set[int], *, mixed: bool = False) -> bool:
         seen: set[tuple[int, bool]] = set()
-        pending = [(start, False)]
+        pending = [(start, mixed)]
         hit = False
         visited_ops: set[int] = set()
         while pending:

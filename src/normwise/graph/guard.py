@@ -13,6 +13,7 @@ from torch import nn
 
 __all__ = ["as_found", "tensor_state"]
 
+_CONTAINERS = "<containers>"
 _DICTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
@@ -77,14 +78,21 @@ def _plain_tensors(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
 def _snapshot(module: nn.Module) -> dict[str, Any]:
     saved = dict(module.__dict__)
     for name in _DICTS:
-        if name in saved:
+        if isinstance(saved.get(name), dict):
             saved[name] = (saved[name], dict(saved[name]))
-    return saved
+        else:
+            saved.pop(name, None)  # a ScriptModule keeps these in C++
+    containers = {n: (v, v.copy()) for n, v in saved.items() if type(v) in (dict, list, set)}
+    return {**saved, _CONTAINERS: containers}
 
 
 def _restore(module: nn.Module, saved: dict[str, Any]) -> None:
     current = module.__dict__
-    for name in [n for n in current if n not in saved]:
+    for container, items in saved.pop(_CONTAINERS).values():
+        if not _alike(container, items):  # a cache that the run filled
+            container.clear()
+            container.extend(items) if isinstance(container, list) else container.update(items)
+    for name in [n for n in current if n not in saved and n not in _DICTS]:
         del current[name]
     for name, value in saved.items():
         if name in _DICTS:
@@ -95,6 +103,15 @@ def _restore(module: nn.Module, saved: dict[str, Any]) -> None:
             current[name] = mapping
         elif current.get(name, saved) is not value:
             current[name] = value
+
+
+def _alike(container: Any, items: Any) -> bool:
+    """Compare by identity: tensors have no truth value."""
+    if len(container) != len(items):
+        return False
+    if isinstance(container, dict):
+        return not _differs(container, items)
+    return all(a is b for a, b in zip(container, items, strict=True))
 
 
 def _differs(mapping: dict[str, Any], items: dict[str, Any]) -> bool:

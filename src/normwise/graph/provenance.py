@@ -71,6 +71,7 @@ class CallStack:
         finally:
             for handle in handles:
                 handle.remove()
+                hooks._global_forward_hooks_with_kwargs.pop(handle.id, None)  # torch 2.13 leaves this entry behind
 
 
 class SourceFinder:

@@ -16,6 +16,7 @@ from normwise.errors import TraceError
 from normwise.graph.capture import Tracer, tensors_in
 from normwise.graph.data import Graph
 from normwise.graph.guard import as_found
+from normwise.targets import unwrap
 from normwise.targets.target import Target
 
 __all__ = ["Recording", "trace"]
@@ -54,6 +55,7 @@ def trace(target: Target, *, evaluate: bool | None = True) -> Recording:
 
 def _run(target: Target, mode: str) -> Recording:
     model = target.model
+    runner, _ = unwrap(model)
     fake = fake_mode_of(model, target)
     tracer = Tracer(model, inputs=(target.args, dict(target.kwargs)), fake=fake is not None)
     tracer.graph.mode = mode
@@ -71,7 +73,7 @@ def _run(target: Target, mode: str) -> Recording:
             stack.enter_context(tracer.calls.following(tracer.values_of, tracer.leave))
             stack.enter_context(tracer)
             try:
-                output = model(*target.args, **target.kwargs)
+                output = runner(*target.args, **target.kwargs)
             except Exception:
                 failed.append(tracer.calls.calls[-1].path)
                 raise
