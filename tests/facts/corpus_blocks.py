@@ -433,7 +433,7 @@ class PreGatedNorm(nn.Module):
         return x + self.out(self.gated(h * F.silu(z)))
 
 
-@block(stack("pre", depth=None, starts=None, final=None), optional=True)
+@block(stack("pre", "other", "none", depth=None, starts=None, final=None), optional=True, every=True)
 class PreAddmm(Two):
     """The last projection adds the residual itself."""
 
@@ -443,7 +443,7 @@ class PreAddmm(Two):
         return torch.addmm(x.flatten(0, 1), h, self.mlp.down.weight.T).view_as(x)
 
 
-@block(stack("pre", depth=None, starts=None, final=None), optional=True)
+@block(stack("pre", "other", "none", depth=None, starts=None, final=None), optional=True, every=True)
 class PreSumOfStacked(Two):
     """torch.stack([x, f]).sum(0) instead of an add."""
 
@@ -519,7 +519,7 @@ def pre_shared_block() -> nn.Module:
     return Decoder([Pre()] * DEPTH)
 
 
-@model(stack("pre", depth=1, sublayers=2))
+@model(stack("pre", depth=None, sublayers=2))
 def pre_single_block() -> nn.Module:
     return Decoder([Pre()])
 

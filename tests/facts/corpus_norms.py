@@ -456,7 +456,8 @@ def rms_gemma(n: Hand, x: Tensor) -> Tensor:
 def rms_t5(n: Hand, x: Tensor) -> Tensor:
     """Only the mean square is taken in float32."""
     mean_square = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
-    return n.weight * (x * torch.rsqrt(mean_square + n.eps))
+    x = x * torch.rsqrt(mean_square + n.eps)
+    return n.weight * (x.to(n.weight.dtype) if n.weight.dtype in (torch.float16, torch.bfloat16) else x)
 
 
 @norm(**{**RMS, **HAND, "stats_dtype": "float32", "cast": "after_weight"})
@@ -467,7 +468,7 @@ def rms_olmo(n: Hand, x: Tensor) -> Tensor:
     return (n.weight * h).to(dtype)
 
 
-@norm(**{**RMS, **HAND, "stats_dtype": None})
+@norm(**{**RMS, **HAND, "stats_dtype": OneOf((None, "float32"))})  # the model is float32
 def rms_without_upcast(n: Hand, x: Tensor) -> Tensor:
     return n.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + n.eps))
 

@@ -29,7 +29,7 @@ EVERY_DAY = (
     "gpt_neox",
     "minimax",
     "swin",
-    "t5",
+    "mt5",
     "resnet",
 )
 
