@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = f"normwise: {_message(failure)}"
         if "--debug" in arguments:
             text = "".join(traceback.format_exception(failure)) + text
-        click.echo("\n".join(map(_clean, text.splitlines())), err=True)
+        click.echo("\n".join(map(_clean, text.split("\n"))), err=True)
         return COULD_NOT_RUN
 
 
