@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 
 from normwise.errors import NotKnown
-from normwise.facts import breaks, norms, placing, probe, profile, streams, unexecuted
+from normwise.facts import breaks, labels, norms, placing, probe, profile, streams, unexecuted
 from normwise.facts.flow import Flow
 from normwise.facts.records import Break, NormSite, Placement, ProfileRow
 from normwise.facts.sites import Site, sites_of
@@ -110,6 +110,13 @@ class Facts:
     def not_executed(self) -> tuple[str, ...]:
         """Paths of registered norms that this run never called."""
         return unexecuted.find(self.graph, self.target.model)
+
+    @cached_property
+    def labels(self) -> labels.Labels:
+        """The names of the axes ("batch", "time", "hidden", "space") of every value that could be labelled."""
+        found, passes = labels.read(self.target, self.recording)
+        self.forward_passes += passes
+        return found
 
     @cached_property
     def profile(self) -> tuple[ProfileRow, ...]:

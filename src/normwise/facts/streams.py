@@ -144,7 +144,21 @@ class Streams:
         if not acts:
             return None
         sources = {self._piece_of(a) for a in acts}
-        return (sources.pop(), None, 1.0) if len(sources) == 1 and None not in sources else None
+        if len(sources) == 1:
+            return sources.pop(), None, 1.0
+        lineages = [self._lineage(a) for a in acts]
+        if set.intersection(*lineages):  # parts of one stream at different depths (a class token kept aside)
+            return max(acts, key=lambda a: (self._age_of_residual(a), self.graph.values[a].numel)), None, 1.0
+        return None
+
+    def _lineage(self, value: int, depth: int = 4) -> set[int]:
+        """Return the values of a stream behind a value, across the last few residual adds."""
+        chain = self.chain(value)
+        values = set(chain.values)
+        while chain.residual is not None and depth:
+            chain, depth = self.residuals[chain.residual].skip, depth - 1
+            values |= set(chain.values)
+        return values
 
     def _piece_of(self, value: int) -> int | None:
         """Walk back over views and single-activation pointwise ops to the value that was cut."""
@@ -311,7 +325,7 @@ class Streams:
             region = region | self.residuals[index].region
         residual = Residual(-1, op, op.outputs[0], chain, branches, region, absorbs=absorbs)
         for branch in branches:
-            end = self.chain_to_mixing(branch)
+            end = self.chain(self._without_skip(branch, chain))
             residual.branch_norms.extend(n for n in end.norms if n.op.id in region)
             for scale in end.scales:
                 residual.branch_scale *= scale
@@ -324,9 +338,20 @@ class Streams:
                 residual.skip = replace(chain, scales=[*chain.scales, alpha])
         return residual
 
-    def chain_to_mixing(self, value: int) -> Chain:
-        """Return the transparent path from a branch's end back to its last mixing op."""
-        return self.chain(value)
+    def _without_skip(self, branch: int, skip: Chain) -> int:
+        """In x + a * (f(x) - x) (interpolation, nGPT), return f(x)."""
+        value = branch
+        for _ in range(6):
+            op = self.graph.producer(value)
+            if op is None:
+                return branch
+            acts = self.flow.acts(op)
+            if op.short in ops.SUB and len(acts) == 2 and acts[1] in skip.values:
+                return acts[0]
+            if len(acts) != 1 or op.short not in ops.POINTWISE | ops.VIEW:
+                return branch
+            value = acts[0]
+        return branch
 
     def _region(self, branch: list[int], chain: Chain) -> set[int] | None:
         """Return the ops between the skip's values and the branch, if every operand came from them through a mixing op."""

@@ -65,8 +65,8 @@ class Value:
 
     @property
     def floating(self) -> bool:
-        """Whether it holds floating-point numbers."""
-        return "float" in self.dtype
+        """Whether it holds real or complex floating-point numbers."""
+        return "float" in self.dtype or "complex" in self.dtype
 
     @property
     def numel(self) -> int:

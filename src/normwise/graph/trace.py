@@ -32,7 +32,7 @@ class Recording:
     notes: tuple[str, ...] = ()
 
 
-def trace(target: Target, *, evaluate: bool | None = True) -> Recording:
+def trace(target: Target, *, evaluate: bool | None = True, partial: bool = False) -> Recording:
     """Run a target's model once in eval mode and record its dataflow.
 
     The model, its random state and the process are left as they were found.
@@ -40,20 +40,21 @@ def trace(target: Target, *, evaluate: bool | None = True) -> Recording:
     Args:
         target: a model with one call's inputs.
         evaluate: the mode to run in; None keeps the model's own.
+        partial: return what was recorded up to where the forward raised.
 
     Raises:
         TraceError: the forward raised; names the innermost module that was running.
     """
     with as_found(target.model, evaluate=evaluate):
         try:
-            return _run(target, "inference")
+            return _run(target, "inference", partial)
         except TraceError as first:
             if not _refuses_inference_tensors(first):
                 raise
-        return _run(target, "no_grad")
+        return _run(target, "no_grad", partial)
 
 
-def _run(target: Target, mode: str) -> Recording:
+def _run(target: Target, mode: str, partial: bool) -> Recording:
     model = target.model
     runner, _ = unwrap(model)
     fake = fake_mode_of(model, target)
@@ -81,6 +82,8 @@ def _run(target: Target, mode: str) -> Recording:
     except (KeyboardInterrupt, SystemExit):
         raise
     except Exception as error:
+        if partial:
+            return Recording(tracer.graph, tracer.constants, tracer.data)
         where = failed[0] if failed and failed[0] else None
         raise TraceError(_explain(target, error, where), path=where) from error
     finally:
