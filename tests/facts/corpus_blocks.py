@@ -1119,6 +1119,238 @@ def mlp_mixer() -> nn.Module:
     return Decoder([MixerBlock() for _ in range(DEPTH)])
 
 
+# Traps: adds that are no residuals, residuals in disguise
+
+
+class LowRank(nn.Module):
+    """W x + B A x: an add of two maps of one input."""
+
+    def __init__(self, into: int, out: int) -> None:
+        super().__init__()
+        self.base, self.a, self.b = nn.Linear(into, out), nn.Linear(into, 2, bias=False), nn.Linear(2, out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + 0.5 * self.b(self.a(x))
+
+
+@block(stack("pre", sublayers=8))
+class PreLowRankAdapters(Pre):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn.qkv, self.attn.proj = LowRank(HIDDEN, 3 * HIDDEN), LowRank(HIDDEN, HIDDEN)
+        self.mlp.up, self.mlp.down = LowRank(HIDDEN, 64), LowRank(64, HIDDEN)
+
+
+@block(stack("pre", sublayers=8))
+class PreSharedExpert(Two):
+    """DeepSeek: the sum of a shared and a routed expert is one branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(HIDDEN, 3), nn.ModuleList(Mlp(gated=True) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.n1(x))
+        h = self.n2(x)
+        weights = self.router(h).sigmoid()
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        routed = sum(weights[..., i : i + 1] * expert(h) for i, expert in enumerate(self.experts))
+        return x + (self.mlp(h) + routed)
+
+
+@block(stack("pre"))
+class PreSkipInsideTheBranch(Two):
+    """A state-space layer's D x: the branch has a small skip of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.d = nn.Conv1d(HIDDEN, HIDDEN, 3, padding=1, groups=HIDDEN), nn.Parameter(torch.ones(HIDDEN))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.n1(x)
+        x = x + self.attn.proj(F.silu(self.conv(h.transpose(1, 2)).transpose(1, 2) + self.d * h))
+        return x + self.mlp(self.n2(x))
+
+
+@block(stack("pre", sublayers=8))
+class PrePositionsInEveryLayer(Two):
+    """DETR adds positions to the normed input of every attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(TIME, HIDDEN))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.n1(x) + self.positions)
+        return x + self.mlp(self.n2(x))
+
+
+@block(stack("pre", sublayers=8))
+class PreTanhGate(Two):
+    """Flamingo: the branch is gated by tanh of a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.g = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.g.tanh() * self.attn(self.n1(x))
+        return x + self.g.tanh() * self.mlp(self.n2(x))
+
+
+@block(stack("pre", sublayers=8))
+class PreGateFromData(Two):
+    """The branch is gated by a sigmoid of its own normed input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.n1(x)
+        x = x + self.gate(h).sigmoid() * self.attn(h)
+        return x + self.mlp(self.n2(x))
+
+
+@block(stack("sandwich", sublayers=8))
+class SandwichLayerScale(Sandwich):
+    def __init__(self) -> None:
+        super().__init__()
+        self.g = nn.Parameter(torch.full((HIDDEN,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.g * self.n3(self.attn(self.n1(x)))
+        return x + self.g * self.n4(self.mlp(self.n2(x)))
+
+
+@block(stack("mixed", "other", final=None, sublayers=16), ends=False)
+class MacaronConformer(Two):
+    """Two half-step MLPs around attention and convolution; a norm closes the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n3, self.n4, self.close, self.mlp2 = Layer(), Layer(), Layer(), Mlp()
+        self.conv = nn.Conv1d(HIDDEN, HIDDEN, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0.5 * self.mlp(self.n1(x))
+        x = x + self.attn(self.n2(x))
+        x = x + F.silu(self.conv(self.n3(x).transpose(1, 2))).transpose(1, 2)
+        return self.close(x + 0.5 * self.mlp2(self.n4(x)))
+
+
+class Swap(nn.Module):
+    """BatchNorm1d over the hidden axis of [B, T, H]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(x.transpose(1, 2)).transpose(1, 2)
+
+
+@block(stack("post", final=False, sublayers=8), ends=False)
+class PostBatchNorm(Post):
+    """PatchTST."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n1, self.n2 = Swap(), Swap()
+
+
+class Reinjected(Decoder):
+    """Mixes the first value of the stream back in before every block (modded-nanoGPT)."""
+
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__(blocks)
+        self.mix = nn.Parameter(torch.tensor([[0.9, 0.1]] * len(blocks)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = first = self.embed(ids)
+        for layer, mix in zip(self.blocks, self.mix, strict=True):
+            x = layer(mix[0] * x + mix[1] * first)
+        return self.head(self.last(x))
+
+
+@model(stack("pre"))
+def pre_first_value_reinjected() -> nn.Module:
+    return Reinjected([Pre() for _ in range(DEPTH)])
+
+
+class CrossAttending(nn.Module):
+    """Pre-norm decoder blocks that also attend to a memory, whose own stack ends in a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, HIDDEN), nn.Linear(HIDDEN, 9)
+        self.encode, self.between = nn.ModuleList(Pre() for _ in range(3)), Layer()
+        self.decode, self.last = nn.ModuleList(CrossBlock() for _ in range(3)), Layer()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        memory = self.embed(ids)
+        for layer in self.encode:
+            memory = layer(memory)
+        memory, x = self.between(memory), self.embed(ids[:, :5])
+        for layer in self.decode:
+            x = layer(x, memory)
+        return self.head(self.last(x))
+
+
+class CrossBlock(Two):
+    """Self-attention, cross-attention, MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n3, self.cross = Layer(), Attention()
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        x = x + self.attn(self.n1(x))
+        x = x + self.cross(self.n3(x), memory)
+        return x + self.mlp(self.n2(x))
+
+
+@model(stack("pre", depth=3, sublayers=9), stack("pre", depth=3, sublayers=6))
+def pre_cross_attention() -> nn.Module:
+    return CrossAttending()
+
+
+class TimeResidual(nn.Module):
+    """Adds a projected time step between the convolutions: an add of an activation that is no residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n1, self.c1, self.n2, self.c2 = nn.GroupNorm(3, 12), conv(12, 12), nn.GroupNorm(3, 12), conv(12, 12)
+        self.time = nn.Linear(5, 12)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        h = self.c1(F.silu(self.n1(x))) + self.time(F.silu(time))[:, :, None, None]
+        return x + self.c2(F.silu(self.n2(h)))
+
+
+class TimeNet(nn.Module):
+    """A stack of residual blocks that know the time step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.blocks = conv(3, 12), nn.ModuleList(TimeResidual() for _ in range(DEPTH))
+        self.last, self.head = nn.GroupNorm(3, 12), conv(12, 3)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        x = self.stem(x)
+        for layer in self.blocks:
+            x = layer(x, time)
+        return self.head(F.silu(self.last(x)))
+
+
+@model(stack("pre", sublayers=4), inputs=lambda: (*images(), torch.randn(BATCH, 5)), inner=True)
+def group_norm_time_embedding() -> nn.Module:
+    return TimeNet()
+
+
+# No stream
+
+
 class Recurrent(nn.Module):
     """An LSTM tagger: no residual stream, one norm on the way."""
 

@@ -1050,6 +1050,116 @@ def local_response() -> nn.Module:
     return nn.LocalResponseNorm(3)
 
 
+# Harder to read: detours, two norms in one module, gains in disguise
+
+
+@norm(**RMS, **HAND)
+def rms_unsqueezed(n: Hand, x: Tensor) -> Tensor:
+    """The statistic loses its axis and gets it back."""
+    return x * torch.rsqrt(x.pow(2).mean(-1) + n.eps)[..., None] * n.weight
+
+
+@norm(**RMS, **HAND)
+def rms_flattened(n: Hand, x: Tensor) -> Tensor:
+    """Rows [B T, H], as kernels see them."""
+    rows = x.reshape(-1, HIDDEN)
+    return (rows * torch.rsqrt(rows.pow(2).mean(1, keepdim=True) + n.eps) * n.weight).view_as(x)
+
+
+@norm(**{**RMS, **HAND, "bias": True})
+def rms_with_bias(n: Hand, x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + n.eps) * n.weight + n.bias
+
+
+@norm(**{**RMS, **HAND, "eps": 0.0})
+def rms_frobenius(n: Hand, x: Tensor) -> Tensor:
+    return HIDDEN**0.5 * x / torch.norm(x, p="fro", dim=-1, keepdim=True) * n.weight
+
+
+@norm(**RMS, **INSIDE, unknown=True)
+def rms_vecdot(n: Hand, x: Tensor) -> Tensor:
+    return x * torch.rsqrt(torch.linalg.vecdot(x, x).unsqueeze(-1) / HIDDEN + n.eps) * n.weight
+
+
+@norm(**RMS, **INSIDE, unknown=True)
+def rms_vmapped(n: Hand, x: Tensor) -> Tensor:
+    """Written for one row, mapped over batch and time."""
+
+    def one(row: Tensor) -> Tensor:
+        return row * torch.rsqrt(row.pow(2).mean() + n.eps) * n.weight
+
+    return torch.vmap(torch.vmap(one))(x)
+
+
+@norm(**{**LAYER, **HAND, "eps_inside": False})
+def layer_std_mean(n: Hand, x: Tensor) -> Tensor:
+    std, mean = torch.std_mean(x, -1, keepdim=True, correction=0)
+    return (x - mean) / (std + n.eps) * n.weight + n.bias
+
+
+def _exponential(n: Hand, x: Tensor) -> Tensor:
+    return closed_form(x, {"kind": "rms", "eps": 1e-6}, n.weight.exp(), None)
+
+
+@norm(kind="rms", eps=1e-6, center=False, axes=(-1,), weight="vector", formula=_exponential, unknown=True)
+def rms_exponential_gain(n: Hand, x: Tensor) -> Tensor:
+    """The gain is the exponential of its parameter."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + n.eps) * n.weight.exp()
+
+
+def _twice(n: Hand, x: Tensor) -> Tensor:
+    rms = {"kind": "rms", "eps": 1e-6}
+    return closed_form(closed_form(x, rms, n.weight, None), rms, n.weight, None)
+
+
+@norm(**RMS, **INSIDE, count=2, formula=_twice)
+def rms_twice(n: Hand, x: Tensor) -> Tensor:
+    """One norm right after the other."""
+    for _ in range(2):
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + n.eps) * n.weight
+    return x
+
+
+def _halves(n: Hand, x: Tensor) -> Tensor:
+    rms = {"kind": "rms", "eps": 1e-6}
+    return torch.cat([closed_form(half, rms, None, None) for half in x.chunk(2, -1)], -1)
+
+
+@norm(**{**RMS, **INSIDE, "weight": "none"}, count=2, formula=_halves)
+def rms_of_halves(n: Hand, x: Tensor) -> Tensor:
+    """Two norms of two chunks, joined again."""
+    halves = [h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + n.eps) for h in x.chunk(2, -1)]
+    return torch.cat(halves, -1)
+
+
+class GainTable(nn.Module):
+    """Takes its gain from one row of a table of all layers' gains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.rand(3, HIDDEN) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.table[1]
+
+
+@module(**RMS, **INSIDE, formula=lambda n, x: closed_form(x, {"kind": "rms", "eps": 1e-6}, n.table[1], None))
+def rms_gain_from_a_table() -> nn.Module:
+    return GainTable()
+
+
+@norm("image", **{**RMS, **HAND, "axes": (-3,), "weight": "none", "eps": 1e-8})
+def rms_pixel(n: Hand, x: Tensor) -> Tensor:
+    """StyleGAN's pixel norm."""
+    return x * torch.rsqrt(x.square().mean(1, keepdim=True) + n.eps)
+
+
+@norm("image", kind=OneOf(("rms", "instance")), center=False, eps=1e-6, axes=(-2, -1), weight="vector", bias=True)
+def rms_filter_response(n: Hand, x: Tensor) -> Tensor:
+    """FRN: the mean square over space."""
+    return x * torch.rsqrt(x.square().mean((2, 3), keepdim=True) + n.eps) * n.weight + n.bias
+
+
 # No norms
 
 
@@ -1117,6 +1227,16 @@ def min_max_scaling(n: Hand, x: Tensor) -> Tensor:
 @control()
 def divide_by_mean(n: Hand, x: Tensor) -> Tensor:
     return x / x.mean(-1, keepdim=True)
+
+
+@control()
+def l1_normalize(n: Hand, x: Tensor) -> Tensor:
+    return F.normalize(x, p=1.0, dim=-1)
+
+
+@control()
+def largest_entry_normalize(n: Hand, x: Tensor) -> Tensor:
+    return F.normalize(x, p=float("inf"), dim=-1)
 
 
 @control()

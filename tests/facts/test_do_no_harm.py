@@ -253,6 +253,6 @@ def test_a_state_that_changed_is_noticed() -> None:
 def _rules() -> list[Any]:
     from normwise.checkup import rules
 
-    found = [part for part in vars(rules).values() if hasattr(part, "CODE") and hasattr(part, "check")]
+    found = list(rules.all_rules().values())
     assert found
     return found
