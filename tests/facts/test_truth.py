@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import normwise as nw
-from normwise.errors import NormwiseError
 
 pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what the modeling code says is not ours to mend
 
 TRUTH: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "architectures.json").read_text(encoding="utf-8")
@@ -39,8 +40,8 @@ def _found(model_type: str) -> dict[str, Any]:
     """Return the map of one type in the shape of the truth, cut to as many stacks."""
     try:
         placement = nw.map(f"hf:{model_type}").placement
-    except NormwiseError as error:
-        return {"error": str(error)}
+    except Exception as error:  # a type that does not load or run is a row that disagrees, listed with the others
+        return {"error": f"{type(error).__name__}: {error}"}
     kept = placement.stacks[: len(TRUTH[model_type]["stacks"])] if model_type in TRUTH else placement.stacks
     return {
         "stacks": [
