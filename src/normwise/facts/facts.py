@@ -14,6 +14,7 @@ from normwise.errors import NotKnown
 from normwise.facts import breaks, labels, norms, placing, probe, profile, streams, unexecuted
 from normwise.facts.flow import Flow
 from normwise.facts.records import Break, NormSite, Placement, ProfileRow
+from normwise.facts.rows import Rows
 from normwise.facts.sites import Site, sites_of
 from normwise.graph import Graph, Recording, trace
 from normwise.graph.capture import tensors_in
@@ -84,6 +85,11 @@ class Facts:
     def sites(self) -> tuple[Site, ...]:
         """The rows of the norm map with the executions behind them."""
         return sites_of(self.graph, self.norm_calls.norms, self.placed)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Replays of single norms on chosen rows."""
+        return Rows(self.recording, self.target.model)
 
     @property
     def norms(self) -> tuple[NormSite, ...]:

@@ -17,7 +17,7 @@ from normwise.facts.homogeneity import Candidate, Term, candidates
 from normwise.facts.records import Evidence
 from normwise.facts.replay import Replayer
 from normwise.graph import Graph, Op, Recording, Ref, ValueKind
-from normwise.spec import Cast, Gate, Modulation, NormSpec, Scope, Statistic, Weight, reference
+from normwise.spec import Cast, Gate, Kind, Modulation, NormSpec, Scope, Statistic, Weight, reference
 
 __all__ = ["NormCall", "NormCalls", "find"]
 
@@ -162,8 +162,9 @@ def _derived_call(flow: Flow, candidate: Candidate, replayer: Replayer) -> NormC
     spec = _derived_spec(flow, candidate, affine)
     evidence = Evidence.DERIVED
     if spec is not None and stat.second:
-        proved, spec, note = _prove(flow, candidate, spec, replayer)
-        evidence = proved
+        evidence, spec, note = _prove(flow, candidate, spec, replayer)
+        if spec is not None and spec.kind is Kind.OTHER and (folded := _folded(flow, candidate, spec, replayer)) is not None:
+            spec, affine = folded
         if spec is not None:
             spec = _with_affine(spec, affine)
             spec = _resolve_l2(spec, stat.count)
@@ -280,6 +281,28 @@ def _prove(
             return Evidence.VERIFIED, fitted, None
     where = str(candidate.op.source) if candidate.op.source else candidate.op.name
     return Evidence.UNKNOWN, None, f"scale-invariant, but its form at {where} matches no known norm"
+
+
+def _folded(flow: Flow, candidate: Candidate, spec: NormSpec, replayer: Replayer) -> tuple[NormSpec, Affine] | None:
+    """Recognise s * x + (b - m * s), a layer norm whose mean is subtracted with the shift."""
+    consumers = list(flow.graph.consumers(candidate.core))
+    if flow.graph.fake or spec.statistic is not Statistic.VARIANCE or len(consumers) != 1 or consumers[0].short not in vocabulary.ADD:
+        return None
+    output = consumers[0].outputs[0]
+    x = _random(flow.graph.values[candidate.root].shape, None)
+    centred = replace(spec, center=True, weight=Weight.NONE, factor=1.0, stats_dtype=None)
+    try:
+        gain = _gain(candidate, replayer, x)
+        shift = replayer(output, {candidate.root: x}) - reference(centred, x) * gain * spec.factor
+    except (NotKnown, ValueError, RuntimeError, IndexError):
+        return None
+    rows = shift.reshape(-1, shift.shape[-1])
+    if not _close(rows, rows[:1].expand_as(rows)) and float(rows.abs().max()) > _AGREES:
+        return None
+    learned = [v for v in consumers[0].inputs if flow.learned[v]]
+    bias = learned[0] if learned and float(rows.abs().max()) > _AGREES else None
+    affine = Affine(output=output, bias=bias, members=frozenset({consumers[0].id}))
+    return replace(spec, center=True, bias=bool(learned)), affine
 
 
 def _gain(candidate: Candidate, replayer: Replayer, x: torch.Tensor) -> torch.Tensor | float:

@@ -35,14 +35,19 @@ class Replayer:
         self.tensors = {n: t for n, t in model.named_parameters(remove_duplicate=False)}
         self.tensors |= dict(model.named_buffers(remove_duplicate=False))
 
-    def __call__(self, value: int, given: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    def __call__(self, value: int, given: Mapping[int, torch.Tensor], *, grad: bool = False) -> torch.Tensor:
         """Return the value when the given values are replaced.
+
+        Args:
+            value: id of the value to compute.
+            given: tensors by the id of the value they stand for.
+            grad: record the ops for autograd, so that the result can be differentiated by a given tensor.
 
         Raises:
             NotKnown: the value needs something that was not kept, or an op that cannot run again.
         """
         memo = dict(given)
-        with torch.inference_mode():
+        with torch.enable_grad() if grad else torch.inference_mode():
             return self._value(value, memo, [0])
 
     def _value(self, value: int, memo: dict[int, torch.Tensor], count: list[int]) -> torch.Tensor:

@@ -19,6 +19,7 @@ from normwise.graph import ALIAS, Op, Ref
 __all__ = ["Chain", "Residual", "Stream", "Streams", "find"]
 
 _FUSED = frozenset({"addmm", "baddbmm", "addbmm", "addmv"})
+_AFFINE = ops.ADD | ops.SUB | ops.MUL | ops.DIV | ops.DROPOUT | {"neg"}
 _ADDS = ops.ADD | {"addcmul", "lerp", "sub", "subtract"}
 
 
@@ -76,6 +77,7 @@ class Streams:
             self.by_output[norm.output] = norm
             for value in norm.inner_values - {norm.input}:
                 self.by_inner.setdefault(value, norm)
+        self._norm_ops = {m for norm in self.by_output.values() for m in norm.members}
         self.residuals: list[Residual] = []
         self.made_by: dict[int, Residual] = {}  # value -> the residual add that made it
         self._chains: dict[int, Chain] = {}
@@ -294,10 +296,16 @@ class Streams:
             if op.short in ops.SUB and skip != op.inputs[0]:
                 continue  # f(x) - x carries no stream
             rest = [o for o in operands if o != skip]
+            if any(self._continues(self._without_skip(o, self.chain(skip)), skip) for o in rest):
+                continue  # the other operand carries the stream: this one is an earlier value of it, put in again
             found = self._with_skip(op, skip, rest)
             if found is not None:
                 return found
         return None
+
+    def _continues(self, value: int, earlier: int) -> bool:
+        chain = self.chain(value)
+        return chain.residual is not None and not set(self.chain(earlier).values).isdisjoint(self._lineage(value, depth=10**6))
 
     def _with_skip(self, op: Op, skip: int, rest: list[int]) -> Residual | None:
         chain = self.chain(skip)
@@ -429,12 +437,16 @@ class Streams:
             chain = self.chain(nearest)
             chain = Chain([operands[skip], *chain.values], chain.norms, chain.scales, chain.root, chain.residual, chain.ops)
             region = self._region([operands[branch]], Chain([nearest], [], [], nearest, None))
-            if region is None:
-                continue
+            if region is None or not any(self._bends(self.graph.ops[o]) for o in region):
+                continue  # two linear maps of one value (a low-rank adapter) are one map
             residual = self._make(op, chain, [operands[branch]], region, [])
             residual.shortcut = set(ones[nearest])
             return residual
         return None
+
+    def _bends(self, op: Op) -> bool:
+        """Whether an op is a nonlinearity or a norm."""
+        return op.id in self._norm_ops or (op.short in ops.POINTWISE and op.short not in _AFFINE and len(self.flow.acts(op)) == 1)
 
     def _convolutions_back(self, value: int) -> dict[int, tuple[int, tuple[int, ...]]]:
         """Return, for values behind, the number of convolutions crossed on a straight path of conv, norm and pointwise ops."""
@@ -454,7 +466,7 @@ class Streams:
             if op is None:
                 break
             acts = self.flow.acts(op)
-            if op.short in ops.CONV | ops.LINEAR:
+            if op.short in ops.CONV:
                 count += 1
                 acts = [i for i in op.inputs[:1] if self.flow.act[i]]
             elif op.short in ops.MUL and len(acts) == 2:

@@ -1,0 +1,91 @@
+"""What a norm makes of rows chosen to be hard for it, in the dtypes it really ran in and in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from normwise.errors import NotKnown
+from normwise.facts.norms import NormCall
+from normwise.facts.replay import Replayer
+from normwise.facts.sites import Site
+from normwise.graph import Recording
+
+__all__ = ["Rows", "alike"]
+
+_SEED = 20261129
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """What a norm makes of rows whose elements are all one number."""
+
+    forward_finite: bool
+    gradient_finite: bool
+
+
+class Rows:
+    """Replays the core of a norm (no gain, no shift) on chosen data."""
+
+    def __init__(self, recording: Recording, model: torch.nn.Module) -> None:
+        self.graph = recording.graph
+        self.recorded = Replayer(recording, model, dtype=None)
+        self.double = Replayer(recording, model)
+        self.device = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
+
+    def constant(self, call: NormCall, number: float) -> Constant:
+        """Feed rows of one number, forward and backward, in the recorded dtypes.
+
+        Raises:
+            NotKnown: the norm cannot be replayed by itself.
+        """
+        x = self._like_input(call).fill_(number).requires_grad_()
+        y = self.recorded(call.core, {call.input: x}, grad=True)
+        if not y.requires_grad:
+            raise NotKnown("the norm's output does not depend on its input in a replay")
+        (gradient,) = torch.autograd.grad(y, x, torch.randn(y.shape, generator=_generator()).to(y))
+        return Constant(forward_finite=bool(y.isfinite().all()), gradient_finite=bool(gradient.isfinite().all()))
+
+    def error(self, call: NormCall, *, scale: float = 1.0, spike: float | None = None) -> float:
+        """Return the relative error of the norm against float64 on standard normal rows; inf if it is not finite.
+
+        Args:
+            call: the norm.
+            scale: factor on every element.
+            spike: value of the first element of each row.
+
+        Raises:
+            NotKnown: the norm cannot be replayed by itself.
+        """
+        x = self._like_input(call)
+        x = (torch.randn(x.shape, generator=_generator(), dtype=torch.float64) * scale).to(x)
+        if spike is not None:
+            x[..., 0] = spike
+        got = self.recorded(call.core, {call.input: x}).double()
+        expected = self.double(call.core, {call.input: x.double()})
+        if not got.isfinite().all():
+            return math.inf
+        return float((got - expected).norm() / expected.norm())
+
+    def _like_input(self, call: NormCall) -> torch.Tensor:
+        record = self.graph.values[call.input]
+        return torch.empty(record.shape, dtype=getattr(torch, record.dtype), device=self.device)
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(_SEED)
+
+
+def alike(sites: Iterable[Site], recording: Recording) -> Iterator[tuple[Site, ...]]:
+    """Group sites whose norms are the same ops on the same shapes and dtypes: one replay speaks for all."""
+    graph = recording.graph
+    groups: dict[object, list[Site]] = {}
+    for site in sites:
+        call = site.calls[0]
+        record = graph.values[call.input]
+        ops = tuple(graph.ops[m].name for m in sorted(call.members))
+        groups.setdefault((site.row.spec, record.shape, record.dtype, ops), []).append(site)
+    return (tuple(group) for group in groups.values())
