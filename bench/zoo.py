@@ -1,0 +1,284 @@
+"""Map every architecture of transformers at tiny size: resumable, a line of JSON for each model type.
+
+    python bench/zoo.py                  what is not done yet, then the summary
+    python bench/zoo.py --only TYPE ...  these types, again
+    python bench/zoo.py --redo failed    the failures again (or: all)
+    python bench/zoo.py --summary        only the summary of what is there
+
+Each type is run in a worker process under a time and a memory limit; a worker that dies or hangs is
+replaced and the type counts as failed. Results are in zoo/results.jsonl, the last line of a type counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import multiprocessing
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent.parent / "zoo" / "results.jsonl"
+SECONDS = 60
+BYTES = 10 * 2**30
+PER_WORKER = 60  # a fresh process now and then: transformers keeps every module it imported
+HAND_WRITTEN = {"layer", "rms", "scale"}
+
+
+def main() -> int:
+    """Run what was asked for and print the summary."""
+    options = _options()
+    done = read()
+    if not options.summary:
+        sweep(_pending(options, done), options.jobs, mapped=not options.no_map)
+    print(summary(read()))
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="TYPE", help="run these types, also if they are done")
+    parser.add_argument("--redo", choices=("failed", "all"), help="run again what is done")
+    parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
+    parser.add_argument("--no-map", action="store_true", help="only build and run the models")
+    parser.add_argument("--summary", action="store_true", help="only print what is there")
+    return parser.parse_args()
+
+
+def _pending(options: argparse.Namespace, done: dict[str, dict[str, Any]]) -> list[str]:
+    if options.only:
+        return options.only
+    keep = {
+        None: lambda name: name not in done,
+        "failed": lambda name: not done.get(name, {}).get("ran"),
+        "all": lambda name: True,
+    }[options.redo]
+    return [name for name in model_types() if keep(name)]
+
+
+def model_types() -> list[str]:
+    """Return every model type of transformers."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return list(CONFIG_MAPPING_NAMES)
+
+
+def read() -> dict[str, dict[str, Any]]:
+    """Return the last record of every type."""
+    if not RESULTS.exists():
+        return {}
+    records = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    return {record["type"]: record for record in records}
+
+
+# workers
+
+
+def sweep(names: list[str], jobs: int, *, mapped: bool) -> None:
+    """Run the types and append a record for each."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    pending = collections.deque(names)
+    workers: list[_Worker] = []
+    with RESULTS.open("a", encoding="utf-8") as out:
+        while pending or workers:
+            while pending and len(workers) < jobs:
+                share = [pending.popleft() for _ in range(min(PER_WORKER, len(pending)))]
+                workers.append(_Worker(share, mapped=mapped))
+            wait([worker.connection for worker in workers], timeout=1)
+            for worker in list(workers):
+                for record in worker.records():
+                    out.write(json.dumps(record) + "\n")
+                    out.flush()
+                    _show(record)
+                if worker.ended:
+                    workers.remove(worker)
+                    pending.extendleft(reversed(worker.names))
+
+
+def _show(record: dict[str, Any]) -> None:
+    state = "ran" if record["ran"] else record["error"]
+    print(f"{record['type']:34} {record['seconds']:6.2f} s  {state}", flush=True)
+
+
+class _Worker:
+    """A process that works off a list of types; it is stopped at the first that takes too long."""
+
+    def __init__(self, names: list[str], *, mapped: bool) -> None:
+        self.names = names
+        self.connection, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        self.process = context.Process(target=_work, args=(names, theirs, mapped), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.since = time.monotonic()
+        self.ended = False
+
+    def records(self) -> Iterable[dict[str, Any]]:
+        """Yield what has arrived, or a record of the failure that ended the process."""
+        try:
+            while self.connection.poll():
+                record = self.connection.recv()
+                self.names.remove(record["type"])
+                self.since = time.monotonic()
+                yield record
+        except EOFError:
+            self.ended = True
+            self.process.join()
+            if self.names and self.process.exitcode:
+                yield failure(self.names.pop(0), f"the process ended with code {self.process.exitcode}")
+            return
+        if time.monotonic() - self.since > SECONDS and self.names:
+            self.process.kill()
+            self.process.join()
+            self.ended = True
+            yield failure(self.names.pop(0), f"took longer than {SECONDS} s", SECONDS)
+
+
+def failure(name: str, error: str, seconds: float = 0.0) -> dict[str, Any]:
+    """Return the record of a type that did not come to its end."""
+    return {"type": name, "built": False, "ran": False, "params": 0, "seconds": seconds, "error": error}
+
+
+def _work(names: list[str], connection: Connection, mapped: bool) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    for name in list(names):
+        connection.send(run(name, mapped=mapped))
+
+
+def run(name: str, *, mapped: bool = True) -> dict[str, Any]:
+    """Build and run one type and return its record."""
+    from normwise.errors import TargetError
+    from normwise.targets import hf
+
+    start = time.perf_counter()
+    record = failure(name, "")
+    try:
+        target = hf.load(f"hf:{name}")
+    except (TargetError, MemoryError) as error:
+        record["error"] = str(error).removeprefix(f"hf:{name}: ") or type(error).__name__
+        record["built"] = "no generated inputs" in str(error)
+    else:
+        params = sum(parameter.numel() for parameter in target.model.parameters())
+        record |= {"built": True, "ran": True, "params": params, "notes": list(target.notes), "error": None}
+        record["inputs"] = {key: list(getattr(value, "shape", ())) for key, value in target.kwargs.items()}
+        record["load_seconds"] = round(time.perf_counter() - start, 3)
+        record |= examine(target) if mapped else {}
+    record["seconds"] = round(time.perf_counter() - start, 3)
+    return record
+
+
+# the map
+
+
+def examine(target: Any) -> dict[str, Any]:
+    """Return facts of the map of one target; nothing while there is no ``normwise.checkup.map``.
+
+    Class names with "norm" in them are a yardstick only: the map never reads them.
+    """
+    import normwise.checkup
+
+    mapper = getattr(normwise.checkup, "map", None)
+    if mapper is None:
+        return {}
+    try:
+        report = mapper(target)
+    except Exception as error:
+        return {"map_error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    executed = _executed_norms(target)
+    found = {site.path.partition("#")[0] for site in report.norms}
+    written = [site for site in report.norms if not site.native and site.spec and site.spec.kind in HAND_WRITTEN]
+    return {
+        "norm_modules": len(executed),
+        "norm_modules_found": len(executed & found),
+        "norm_modules_missed": sorted(executed - found)[:10],
+        "hand_written": len(written),
+        "hand_written_verified": sum(site.evidence == "verified" for site in written),
+        "stacks": [str(stack.kind) for stack in report.placement.stacks],
+    }
+
+
+def _executed_norms(target: Any) -> set[str]:
+    """Return the paths of executed leaf modules whose class name contains "norm"."""
+    import torch
+
+    seen: set[str] = set()
+    hooks = [
+        module.register_forward_hook(lambda *_, path=path: seen.add(path))
+        for path, module in target.model.named_modules()
+        if "norm" in type(module).__name__.lower() and not list(module.children())
+    ]
+    try:
+        with torch.no_grad():
+            target.run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+# the summary
+
+
+def summary(done: dict[str, dict[str, Any]]) -> str:
+    """Return counts, medians and the failures by cause."""
+    ran = [record for record in done.values() if record["ran"]]
+    failed = [record for record in done.values() if not record["ran"]]
+    lines = [f"{len(done)} types, {sum(r['built'] for r in done.values())} built, {len(ran)} ran"]
+    if ran:
+        seconds = sorted(record["load_seconds"] for record in ran)
+        lines.append(f"loading: median {seconds[len(seconds) // 2]:.2f} s, longest {seconds[-1]:.1f} s")
+        partial = sum("no inputs of this kind" in " ".join(record["notes"]) for record in ran)
+        lines.append(f"{partial} ran without some of their modalities")
+    lines += _map_summary(ran)
+    by_cause = collections.defaultdict(list)
+    for record in failed:
+        by_cause[cause(record["error"])].append(record["type"])
+    lines += [f"{len(names):4}  {why}: {' '.join(names)}" for why, names in sorted(by_cause.items(), key=_size)]
+    return "\n".join(lines)
+
+
+def _size(item: tuple[str, list[str]]) -> int:
+    return -len(item[1])
+
+
+def _map_summary(ran: list[dict[str, Any]]) -> list[str]:
+    mapped = [record for record in ran if "norm_modules" in record]
+    lines = []
+    for what, total in (("norm_modules_found", "norm_modules"), ("hand_written_verified", "hand_written")):
+        all_of_them = sum(record[total] for record in mapped)
+        if all_of_them:
+            share = sum(record[what] for record in mapped) / all_of_them
+            lines.append(f"{what}: {share:.2%} of {all_of_them} in {len(mapped)} types")
+    errors = [record["type"] for record in ran if "map_error" in record]
+    return lines + ([f"{len(errors)}  map failed: {' '.join(errors)}"] if errors else [])
+
+
+def cause(error: str) -> str:
+    """Return the kind of a failure."""
+    for pattern, kind in _CAUSES:
+        if re.search(pattern, error):
+            return kind
+    return "cannot be built" if "cannot be built" in error else "cannot be fed"
+
+
+_CAUSES = (
+    (r"requires the|No module named|not installed|not found in your environment", "needs a package"),
+    ("no model class of its own|no attribute 'modeling", "no class to run by itself"),
+    ("longer than", "too slow"),
+    ("process ended|memory", "out of memory"),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

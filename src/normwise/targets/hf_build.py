@@ -1,0 +1,167 @@
+"""Building transformers models: the class of a configuration, random weights, or no weights at all."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normwise.errors import TargetError
+from normwise.targets.hf_recipes import recipe_for
+
+__all__ = ["build_fake", "build_model", "count_parameters", "library", "model_class", "quiet"]
+
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_HEADS_LAST = ("MODEL_FOR_PRETRAINING", "MODEL_FOR_CAUSAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_MULTIMODAL_LM")
+
+
+def library(text: str) -> None:
+    """Make sure that transformers is installed.
+
+    Raises:
+        TargetError: it is not; the message has the command that installs it.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise TargetError(f"{text}: this needs transformers, which is not installed; pip install 'normwise[hf]'")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Use transformers offline and silently; random states, environment and verbosity are restored."""
+    before = {name: os.environ.get(name) for name in _OFFLINE}
+    os.environ.update(_OFFLINE)  # read when transformers is imported
+    states = random.getstate(), np.random.get_state()
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            with _silent_logging():
+                torch.manual_seed(0)
+                yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@contextlib.contextmanager
+def _silent_logging() -> Iterator[None]:
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def model_class(config: Any) -> type[nn.Module]:
+    """Return the class of AutoModel, or the one the configuration or its modeling module names first.
+
+    Raises:
+        TargetError: transformers has no model of this configuration.
+    """
+    from transformers.models.auto import modeling_auto
+
+    names = [recipe_for(config.model_type).cls, _first(modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type))]
+    names += list(config.architectures or [])
+    for family in (*_HEADS_LAST, *sorted(dir(modeling_auto))):
+        mapping = getattr(modeling_auto, f"{family.removesuffix('_MAPPING_NAMES')}_MAPPING_NAMES", None)
+        if isinstance(mapping, dict) and family != "CONFIG_MAPPING_NAMES":
+            names.append(_first(mapping.get(config.model_type)))
+    module = _modeling_module(config)
+    found = (_attribute(module, name) for name in names if name)
+    return next((cls for cls in found if cls is not None), None) or _own_class(module, config)
+
+
+def _first(names: Any) -> str | None:
+    return names[0] if isinstance(names, list | tuple) else names
+
+
+def _modeling_module(config: Any) -> Any:
+    name = type(config).__module__.replace("configuration_", "modeling_")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return None
+        raise
+
+
+def _attribute(module: Any, name: str) -> Any:
+    import transformers
+
+    return getattr(module, name, None) or getattr(transformers, name, None)
+
+
+def _own_class(module: Any, config: Any) -> type[nn.Module]:
+    from transformers import PreTrainedModel
+
+    own = [
+        cls
+        for cls in vars(module).values()
+        if isinstance(cls, type)
+        and issubclass(cls, PreTrainedModel)
+        and cls.__module__ == module.__name__
+        and cls.config_class is type(config)
+        and "forward" in {name for base in cls.__mro__[: cls.__mro__.index(PreTrainedModel)] for name in vars(base)}
+    ] if module else []  # fmt: skip
+    if not own:
+        raise TargetError("transformers has no model class of its own for this configuration, only one that contains it")
+    return next((cls for cls in own if cls.__name__.endswith("Model")), own[0])
+
+
+def build_model(config: Any) -> nn.Module:
+    """Return the model in eval mode and float32 with random weights."""
+    return model_class(config)(config).float().eval()
+
+
+def count_parameters(config: Any) -> int:
+    """Return how many numbers the parameters hold, without allocating them."""
+    with torch.device("meta"):
+        model = model_class(config)(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def build_fake(config: Any, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    """Return the model of a configuration, of any size, without its weights.
+
+    It is built on the meta device; parameters, buffers and plain tensor attributes then become
+    FakeTensors of one mode (``next(model.parameters()).fake_mode``) on the CPU. Ties stay ties.
+
+    Args:
+        config: a transformers configuration.
+        dtype: of the parameters; buffers keep theirs.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with quiet(), torch.device("meta"):
+        model = model_class(config)(config).to(dtype).eval()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    made: dict[int, Tensor] = {}
+
+    def fake(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            with mode:
+                bare = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+            is_parameter = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
+        return made[id(tensor)]
+
+    for module in model.modules():
+        for held in (module._parameters, module._buffers, module.__dict__):
+            held.update({name: fake(value) for name, value in held.items() if isinstance(value, Tensor)})
+    return model

@@ -1,0 +1,210 @@
+"""The layouts that one argument of a transformers model may have, by its name; the likeliest first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from normwise.targets.hf_inputs import Maker
+
+__all__ = ["layouts"]
+
+Make = Callable[[], Any]
+_GRID = (1, 4, 6)  # frames, rows and columns of patches
+_FRAMES = 4
+
+
+def layouts(maker: Maker, name: str) -> list[Make]:
+    """Return functions that make the argument, one for each layout it may have."""
+    if name in _BY_NAME:
+        return _BY_NAME[name](maker)
+    if name.endswith(("mask", "observed_mask")):
+        return [lambda: maker.ones(maker.batch, maker.time)]
+    if name.endswith("input_ids"):
+        return [lambda: maker.ids(maker.time)]
+    return _states(maker)
+
+
+# images
+
+
+def _vision(maker: Maker) -> Any:
+    """Return the part of the configuration that describes images."""
+    parts = maker.everything
+    named = [getattr(p, n) for p in parts for n in ("vision_config", "backbone_config", "image_encoder") if hasattr(p, n)]
+    own = [p for p in (*named, *parts) if p is not None and (hasattr(p, "patch_size") or hasattr(p, "image_size"))]
+    return own[0] if own else maker.config
+
+
+def _channels(maker: Maker) -> int:
+    return maker.number("num_channels", "in_channels", "in_chans", "input_channels", default=3, of=_vision(maker))
+
+
+def image_side(maker: Maker) -> int:
+    """Return height and width of a generated image in pixels."""
+    side = maker.number("image_size", "img_size", default=0, of=_vision(maker))
+    return side or maker.number("image_size", "img_size", "resolution", default=64)
+
+
+def _pixels(maker: Maker) -> list[Make]:
+    side, c, b = image_side(maker), _channels(maker), maker.batch
+    flat = [lambda: maker.noise(b * math.prod(_GRID), _patch_values(maker))]
+    if _has(maker, "image_grid_thw", "grid_thw", "image_grid_hws", "grid_hws"):
+        return flat
+    naflex = [lambda: maker.noise(b, _GRID[1] * _GRID[2], _patch_values(maker))]
+    if _has(maker, "spatial_shapes", "image_position_ids", "pixel_position_ids"):
+        return naflex
+    frames = maker.number("num_frames", "frames_per_clip", default=_FRAMES)
+    image = [lambda: maker.noise(b, c, side, side)]
+    video = [lambda: maker.noise(b, frames, c, side, side), lambda: maker.noise(b, c, frames, side, side)]
+    tiles = [lambda: maker.noise(b, 1, c, side, side)]
+    films = hasattr(_vision(maker), "tubelet_size") or hasattr(_vision(maker), "num_frames")
+    larger = [lambda: maker.noise(b, c, 224, 224)]
+    return video + image if films else image + tiles + video[:1] + larger
+
+
+def _patch_values(maker: Maker) -> int:
+    vision = _vision(maker)
+    patch = maker.number("patch_size", "spatial_patch_size", default=16, of=vision)
+    return _channels(maker) * patch**2 * maker.number("temporal_patch_size", default=1, of=vision)
+
+
+def _grid(maker: Maker) -> list[Make]:
+    return [lambda: torch.tensor([_GRID] * maker.batch)]
+
+
+def _grid_2d(maker: Maker) -> list[Make]:
+    return [lambda: torch.tensor([_GRID[1:]] * maker.batch)]
+
+
+def _image_sizes(maker: Maker) -> list[Make]:
+    side = image_side(maker)
+    return [lambda: torch.tensor([[side, side]] * maker.batch)]
+
+
+def _patch_mask(maker: Maker) -> list[Make]:
+    if "spatial_shapes" in maker.names:
+        return [lambda: maker.ones(maker.batch, _GRID[1] * _GRID[2])]
+    side = image_side(maker)
+    return [lambda: maker.ones(maker.batch, 1, side, side), lambda: maker.ones(maker.batch, side, side)]
+
+
+def _positions_2d(maker: Maker) -> list[Make]:
+    rows, columns = torch.meshgrid(torch.arange(_GRID[1]), torch.arange(_GRID[2]), indexing="ij")
+    return [lambda: torch.stack([columns, rows], dim=-1).reshape(1, -1, 2).repeat(maker.batch, 1, 1)]
+
+
+def _aspect_ids(maker: Maker) -> list[Make]:
+    return [lambda: maker.ones(maker.batch, 1)]
+
+
+def _aspect_mask(maker: Maker) -> list[Make]:
+    return [lambda: maker.ones(maker.batch, 1, maker.number("max_num_tiles", default=4))]
+
+
+# sound
+
+
+def _mels(maker: Maker) -> int:
+    names = ("num_mel_bins", "feature_projection_input_dim", "n_mels", "input_feat_per_channel", "num_mels",
+             "feature_size", "input_dim", "input_size", "mel_bins", "input_feat_size", "model_in_dim", "num_bins")  # fmt: skip
+    return maker.number(*names, default=80)
+
+
+def _mel_frames(maker: Maker) -> list[Make]:
+    b, mels, t = maker.batch, _mels(maker), 8 * maker.time
+    fixed = 2 * maker.number("max_source_positions", default=t // 2)
+    return [
+        lambda: maker.noise(b, mels, fixed),
+        lambda: maker.noise(b, t, mels),
+        lambda: maker.noise(b, mels, t),
+        lambda: maker.noise(b, 1, 1001, mels),
+    ]
+
+
+def _waves(maker: Maker) -> list[Make]:
+    b, t = maker.batch, maker.time
+    wave = [lambda: maker.noise(b, 320 * t + 80)]
+    channels = [lambda: maker.noise(b, maker.number("audio_channels", "num_channels", default=1), 1920 * t)]
+    rows = maker.number("max_length", default=8 * t)
+    spectrogram = [lambda: maker.noise(b, rows, _mels(maker))]
+    if hasattr(maker.config, "num_mel_bins") and not hasattr(maker.config, "conv_dim"):
+        return spectrogram + wave
+    return wave + channels + spectrogram
+
+
+def _mel_mask(maker: Maker) -> list[Make]:
+    fixed = 2 * maker.number("max_source_positions", default=4 * maker.time)
+    return [lambda: maker.ones(maker.batch, fixed), lambda: maker.ones(maker.batch, 8 * maker.time)]
+
+
+# states and series
+
+
+def _states(maker: Maker) -> list[Make]:
+    width = maker.number("hidden_size", "d_model", "embed_dim", "hidden_dim", default=64)
+    return [lambda: maker.noise(maker.batch, maker.time, width)]
+
+
+def _hidden(maker: Maker) -> list[Make]:
+    if _has(maker, "grid_thw"):
+        return [lambda: maker.noise(maker.batch * math.prod(_GRID), _patch_values(maker)), *_states(maker)]
+    return _states(maker)
+
+
+def _encoder_states(maker: Maker) -> list[Make]:
+    names = ("encoder_hidden_size", "cross_attention_hidden_size", "hidden_size", "d_model")
+    return [lambda: maker.noise(maker.batch, maker.time + 3, maker.number(*names, default=64))]
+
+
+def _past_values(maker: Maker) -> list[Make]:
+    length = maker.number("context_length", "prediction_length", default=32)
+    inputs = maker.number("num_input_channels", "input_size", default=1)
+    return [lambda: maker.noise(maker.batch, length, inputs), lambda: maker.noise(maker.batch, length)]
+
+
+def _codes(maker: Maker) -> list[Make]:
+    count = maker.number("num_codebooks", "num_quantizers", default=8)
+    return [lambda: maker.ids(maker.time), lambda: maker.ids(maker.time * count).view(maker.batch, -1, count)]
+
+
+def _videos(maker: Maker) -> list[Make]:
+    frames = maker.number("frames_per_clip", "num_frames", default=_FRAMES)
+    side, c = image_side(maker), _channels(maker)
+    return [lambda: maker.noise(maker.batch, frames, c, side, side)]
+
+
+def _has(maker: Maker, *names: str) -> bool:
+    return any(name in maker.names for name in names)
+
+
+_BY_NAME: dict[str, Callable[[Maker], list[Make]]] = {
+    "aspect_ratio_ids": _aspect_ids,
+    "aspect_ratio_mask": _aspect_mask,
+    "audio_codes": _codes,
+    "audio_input_features": _mel_frames,
+    "encoder_hidden_states": _encoder_states,
+    "feature_attention_mask": _mel_mask,
+    "grid_hws": _grid_2d,
+    "grid_thw": _grid,
+    "hidden_states": _hidden,
+    "image": _pixels,
+    "image_grid_hws": _grid_2d,
+    "image_grid_thw": _grid,
+    "image_position_ids": _positions_2d,
+    "image_sizes": _image_sizes,
+    "input_features": _mel_frames,
+    "input_features_mask": _mel_mask,
+    "input_values": _waves,
+    "past_values": _past_values,
+    "pixel_attention_mask": _patch_mask,
+    "pixel_position_ids": _positions_2d,
+    "pixel_values": _pixels,
+    "pixel_values_videos": _videos,
+    "spatial_shapes": _grid_2d,
+    "target_sizes": _grid_2d,
+}
