@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -85,7 +86,11 @@ def _state(model: nn.Module) -> State:
         grads={name: None if p.grad is None else p.grad.clone() for name, p in parameters.items()},
         hooks={path: tuple(len(getattr(m, h)) for h in HOOKS) for path, m in model.named_modules()},
         attributes={path: sorted(vars(m)) for path, m in model.named_modules()},
-        random=(torch.get_rng_state().tolist(), random.getstate(), [str(part) for part in numpy_state]),
+        random={
+            "torch": hash(bytes(torch.get_rng_state().tolist())),
+            "python": hash(random.getstate()),
+            "numpy": hash(pickle.dumps(np.random.get_state())),
+        },
         flags={
             "dtype": torch.get_default_dtype(),
             "fast path": torch.backends.mha.get_fastpath_enabled(),
