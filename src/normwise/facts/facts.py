@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 
 from normwise.errors import NotKnown
-from normwise.facts import breaks, labels, norms, placing, probe, profile, streams, unexecuted
+from normwise.facts import breaks, labels, norms, placing, probe, profile, running, streams, unexecuted
 from normwise.facts.flow import Flow
 from normwise.facts.records import Break, NormSite, Placement, ProfileRow
 from normwise.facts.rows import Rows
@@ -85,6 +85,11 @@ class Facts:
     def sites(self) -> tuple[Site, ...]:
         """The rows of the norm map with the executions behind them."""
         return sites_of(self.graph, self.norm_calls.norms, self.placed)
+
+    @cached_property
+    def running(self) -> tuple[running.RunningStatistics, ...]:
+        """The running statistics that the model holds; needs no run."""
+        return running.read(self.target.model)
 
     @cached_property
     def rows(self) -> Rows:

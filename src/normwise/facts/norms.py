@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -113,33 +114,35 @@ def _native_call(flow: Flow, op: Op, found: native.NativeNorm, replayer: Replaye
         running_mean=found.running_mean, running_var=found.running_var, uses_batch=found.uses_batch, note=note,
         statistic_value=source, count=native.row_count(graph, op, found),
     )
-    if _native_agrees(graph, op, found, replayer):
+    if replayer.once((op.short, spec, graph.values[source].shape), lambda: _native_agrees(graph, op, found, replayer)):
         call.evidence = Evidence.VERIFIED
     return call
 
 
 def _native_agrees(graph: Graph, op: Op, found: native.NativeNorm, replayer: Replayer) -> bool:
-    """Compare torch's own op with the definition, in float64."""
+    """Compare torch's own op with the definition, in float64 and with random gain, shift and running statistics."""
     x = _random(graph.values[op.inputs[0]].shape, found.spec.eps)
+    held = [v for v in (found.weight, found.bias, found.running_mean, found.running_var) if v is not None]
+    given = {v: _random(graph.values[v].shape, None).abs() for v in held} | {op.inputs[0]: x}
     try:
-        y = replayer(op.outputs[0], {op.inputs[0]: x})
-        weight, bias = (None if v is None else replayer(v, {}) for v in (found.weight, found.bias))
+        y = replayer(op.outputs[0], given)
+        weight, bias = (None if v is None else given[v] for v in (found.weight, found.bias))
         if found.uses_batch:
             expected = reference(replace(found.spec, cast=Cast.NONE, stats_dtype=None), x, weight, bias)
         else:
-            expected = _from_running(found, replayer, x, weight, bias)
+            expected = _from_running(found, given, x, weight, bias)
     except (NotKnown, ValueError, RuntimeError, IndexError):
         return False
     return _close(y, expected)
 
 
 def _from_running(
-    found: native.NativeNorm, replayer: Replayer, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+    found: native.NativeNorm, given: dict[int, torch.Tensor], x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
     shape = (1, -1) + (1,) * (x.ndim - 2)
     assert found.running_mean is not None
     assert found.running_var is not None
-    mean, var = (replayer(v, {}).view(shape) for v in (found.running_mean, found.running_var))
+    mean, var = (given[v].view(shape) for v in (found.running_mean, found.running_var))
     y = (x - mean) / (var + (found.spec.eps or 0.0)).sqrt()
     y = y * weight.view(shape) if weight is not None else y
     return y + bias.view(shape) if bias is not None else y
@@ -162,7 +165,9 @@ def _derived_call(flow: Flow, candidate: Candidate, replayer: Replayer) -> NormC
     spec = _derived_spec(flow, candidate, affine)
     evidence = Evidence.DERIVED
     if spec is not None and stat.second:
-        evidence, spec, note = _prove(flow, candidate, spec, replayer)
+        prove = partial(_prove, flow, candidate, spec, replayer)
+        program = _program(flow, candidate, spec)
+        evidence, spec, note = replayer.once(program, prove) if program is not None else prove()
         if spec is not None and spec.kind is Kind.OTHER and (folded := _folded(flow, candidate, spec, replayer)) is not None:
             spec, affine = folded
         if spec is not None:
@@ -263,9 +268,6 @@ def _prove(
     flow: Flow, candidate: Candidate, spec: NormSpec, replayer: Replayer
 ) -> tuple[Evidence, NormSpec | None, str | None]:
     """Replay the piece on random data against its closed form; on a mismatch search the near conventions."""
-    if flow.graph.fake:
-        known = candidate.scale is not None and spec.eps is not None
-        return Evidence.DERIVED, spec, None if known else "a constant could not be read without real tensors"
     shape = flow.graph.values[candidate.root].shape
     if 0 in shape:
         return Evidence.DERIVED, spec, "ran on an empty tensor"
@@ -274,7 +276,7 @@ def _prove(
         for x in (_random(shape, None), _random(shape, spec.eps), _random(shape, spec.eps, offset=0.0, scale=3.0)):
             runs.append((x, replayer(candidate.core, {candidate.root: x}), _gain(candidate, replayer, x)))
     except NotKnown as unknown:
-        return Evidence.DERIVED, spec, f"not replayed: {unknown.why}"
+        return Evidence.DERIVED, spec, None if flow.graph.fake else f"not replayed: {unknown.why}"
     for variant in _variants(spec, candidate):
         fitted = _fit(variant, candidate, runs)
         if fitted is not None:
@@ -303,6 +305,24 @@ def _folded(flow: Flow, candidate: Candidate, spec: NormSpec, replayer: Replayer
     bias = learned[0] if learned and float(rows.abs().max()) > _AGREES else None
     affine = Affine(output=output, bias=bias, members=frozenset({consumers[0].id}))
     return replace(spec, center=True, bias=bool(learned)), affine
+
+
+def _program(flow: Flow, candidate: Candidate, spec: NormSpec) -> tuple[object, ...] | None:
+    """Return what identifies a norm's piece of program, so that the same code is proved once; None if weights enter it."""
+    graph = flow.graph
+    members = sorted(candidate.members)
+    names = {candidate.root: "x"} | {o: f"{i}.{j}" for i, m in enumerate(members) for j, o in enumerate(graph.ops[m].outputs)}
+
+    def plain(item: object) -> object:
+        if isinstance(item, Ref):
+            return names.get(item.value, graph.values[item.value].scalar)
+        return tuple(plain(i) for i in item) if isinstance(item, (list, tuple)) else repr(item)
+
+    inputs = {i for m in members for i in graph.ops[m].inputs if i not in names}
+    if any(graph.values[i].scalar is None for i in inputs):
+        return None
+    ops = tuple((graph.ops[m].name, plain(graph.ops[m].args), plain(tuple(sorted(graph.ops[m].kwargs.items())))) for m in members)
+    return (graph.values[candidate.root].shape, spec, ops)
 
 
 def _gain(candidate: Candidate, replayer: Replayer, x: torch.Tensor) -> torch.Tensor | float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from normwise.graph import ALIAS, Op, Recording, Ref, Value, ValueKind
 
 __all__ = ["Replayer", "op_function"]
 
+T = TypeVar("T")
 # a norm's region has a few dozen ops; more means the walk left it
 _LIMIT = 400
 
@@ -34,6 +35,13 @@ class Replayer:
         self.graph, self.constants, self.dtype = recording.graph, recording.constants, dtype
         self.tensors = {n: t for n, t in model.named_parameters(remove_duplicate=False)}
         self.tensors |= dict(model.named_buffers(remove_duplicate=False))
+        self._memo: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return what was computed for the same program before, or compute it."""
+        if key not in self._memo:
+            self._memo[key] = compute()
+        return self._memo[key]
 
     def __call__(self, value: int, given: Mapping[int, torch.Tensor], *, grad: bool = False) -> torch.Tensor:
         """Return the value when the given values are replaced.
