@@ -1,0 +1,178 @@
+"""A norm that takes its statistics in half precision.
+
+## What it finds
+A norm written by hand whose squares, mean or variance are computed in float16 or bfloat16. The norm is run by
+itself on three kinds of rows, in the dtypes it really has and in float64: standard normal rows, rows with one element
+of 400, and rows of 300 times standard normal. Where a float16 norm collapses on one large element, that is an error; on
+large rows, or with more than 1 % error on ordinary ones, a warning; otherwise it is worth knowing. Torch's own
+norms, and reductions such as `std` or `vector_norm`, accumulate in float32: they are reported only where they fail.
+
+## Why it matters
+float16 ends at 65504, so the square of any element of 256 or more is infinite. Then `rsqrt(inf)` is 0 and the whole
+row comes out as *exactly zero*: finite, silent, with zero gradients, seen neither by anomaly mode nor by a search for
+NaN. Single channels of several hundred are normal in trained transformers. bfloat16 has the range, but 8 bits of precision:
+a mean that is large against the spread cancels in `x - mean`.
+
+## How to fix it
+Take the statistics in float32 and cast back:
+
+```python
+y = x.float()
+y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
+return weight * y.to(x.dtype)
+```
+
+`torch.nn.LayerNorm` and `torch.nn.RMSNorm` do this inside.
+
+## Sources
+Questions 35, 41, 58 and 61. https://github.com/meta-llama/llama/issues/1048 (generation collapses without the upcast);
+Sun et al. 2024, Massive Activations in Large Language Models, https://arxiv.org/abs/2402.17762 (single channels of
+hundreds to thousands in every model they look at).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.checkup.wording import counted
+from normwise.errors import NotKnown
+from normwise.facts import Facts
+from normwise.facts.rows import alike
+from normwise.facts.sites import Site
+from normwise.targets import Target
+
+CODE = "NUM001"
+SEVERITY = Severity.ERROR
+
+HALF = ("float16", "bfloat16")
+# One element of a row: 400^2 = 160000 is beyond float16; massive activations are larger still (Sun et al. 2024)
+SPIKE = 400.0
+# All elements of a row: a variance of 300^2 = 90000 is beyond float16
+LOUD = 300.0
+# Relative to the whole output; a mean square rounded once to bfloat16 costs at most 2^-9 = 0.2 %, and two more
+# roundings as much again. More than 1 % is another mechanism: cancellation, or underflow.
+ACCURATE = 0.01
+# An output that has lost its row: 0 instead of x gives a relative error of 1
+COLLAPSED = 0.5
+# Reductions that square and sum in float32 inside, whatever dtype they return (torch 2.13)
+FUSED = frozenset({"var", "std", "var_mean", "std_mean", "linalg_vector_norm", "linalg_norm", "norm", "frobenius_norm"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The errors of one kind of norm against float64, relative."""
+
+    dtype: str
+    ordinary: float
+    spike: float
+    loud: float
+    fused: bool
+
+    @property
+    def severity(self) -> Severity | None:
+        """How bad it is, None where the op is fused and exact enough."""
+        if self.spike > COLLAPSED:
+            return Severity.ERROR
+        if self.loud > COLLAPSED or self.ordinary > ACCURATE:
+            return Severity.WARNING
+        return None if self.fused else Severity.INFO
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Report every hand-written norm whose statistic is reduced from a half-precision value."""
+    values = facts.graph.values
+    suspects = [s for s in facts.sites if not s.row.native and values[s.calls[0].statistic_value].dtype in HALF]
+    found: dict[tuple[str, Severity], list[tuple[Judged, tuple[Site, ...]]]] = {}
+    unknown: NotKnown | None = None
+    for group in alike(suspects, facts.recording):
+        try:
+            judged = judge(facts, group[0])
+        except NotKnown as why:
+            unknown = why
+            continue
+        if judged.severity is not None:
+            found.setdefault((judged.dtype, judged.severity), []).append((judged, group))
+    for (dtype, severity), groups in found.items():
+        yield _finding(dtype, severity, groups)
+    if unknown is not None and not found:
+        raise unknown
+
+
+def judge(facts: Facts, site: Site) -> Judged:
+    """Run a norm by itself on three kinds of rows."""
+    call = site.calls[0]
+    readers = {facts.graph.ops[m].short for m in call.members if call.statistic_value in facts.graph.ops[m].inputs}
+    return Judged(
+        dtype=facts.graph.values[call.statistic_value].dtype,
+        ordinary=facts.rows.error(call),
+        spike=facts.rows.error(call, spike=SPIKE),
+        loud=facts.rows.error(call, scale=LOUD),
+        fused=bool(readers & FUSED),
+    )
+
+
+def _finding(dtype: str, severity: Severity, groups: list[tuple[Judged, tuple[Site, ...]]]) -> Finding:
+    paths = tuple(site.row.path for _, group in groups for site in group)
+    judged = [j for j, _ in groups]
+    numbers = {name: max(getattr(j, name) for j in judged) for name in ("ordinary", "spike", "loud")}
+    return Finding(
+        path=paths[0],
+        paths=paths,
+        severity=severity,
+        basis=Basis.PROOF if severity is Severity.ERROR else Basis.MEASURED,
+        message=_message(dtype, severity, len(paths), numbers),
+        evidence={
+            "norms": len(paths),
+            "dtype": dtype,
+            # JSON has no infinity: an error that is not finite is None
+            **{f"relative_error_{name}_rows": _number(number) for name, number in numbers.items()},
+            "spike": SPIKE,
+            "loud": LOUD,
+        },
+        fix="Compute the statistics on x.float() and cast the normalized value back: y = x.float(); ...; y.to(x.dtype).",
+    )
+
+
+def _message(dtype: str, severity: Severity, norms: int, numbers: dict[str, float]) -> str:
+    who = f"{counted(norms, 'norm')} in {dtype}"
+    if severity is Severity.ERROR:
+        return f"{who}: one element of {SPIKE:.0f} overflows the mean square, its whole row is lost"
+    if severity is Severity.WARNING and numbers["loud"] > COLLAPSED:
+        return f"{who}: rows of {LOUD:.0f} overflow the variance and are lost"
+    return f"{who}: statistics are off by {numbers['ordinary']:.2%} of the output"
+
+
+def _number(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+class _RMSNorm(nn.Module):
+    def __init__(self, hidden_size: int, *, float32: bool) -> None:
+        super().__init__()
+        self.weight, self.float32 = nn.Parameter(torch.ones(hidden_size)), float32
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.float() if self.float32 else x
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return self.weight * y.to(x.dtype)
+
+
+def _target(*, float32: bool) -> Target:
+    model = nn.Sequential(nn.Linear(16, 16), _RMSNorm(16, float32=float32), nn.Linear(16, 4)).half().eval()
+    return Target(model=model, args=(torch.ones(2, 16, dtype=torch.float16),))
+
+
+def bad() -> Target:
+    """Return a float16 model whose mean square overflows."""
+    return _target(float32=False)
+
+
+def good() -> Target:
+    """Return the same model with its statistics in float32."""
+    return _target(float32=True)

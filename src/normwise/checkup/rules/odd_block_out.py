@@ -1,0 +1,151 @@
+"""A block wired differently from its siblings.
+
+## What it finds
+A block inside a residual stack whose norms sit where those of at least 85 % of the other blocks do not: a post-norm
+block among pre-norm ones, a block without a norm, one with a norm too many. The first and the last block, and
+patterns that repeat with a fixed period (hybrid and local/global stacks), are taken for intended. How many sublayers a
+block has, and what they contain, does not count.
+
+## Why it matters
+The placement decides the scale of the stream and the path of the gradient for all blocks around it. One odd block
+resets, or lets grow, what its neighbours were tuned for, and trains with a gradient of another size. It is nearly
+always left over: half a refactoring, a copied block, a condition on the layer's index that is off by one.
+
+## How to fix it
+Compare the block's forward with its neighbours' and wire it like them. If the weights were trained this way, keep it, and
+say so where the block is built.
+
+## Sources
+Questions 42, 43, 44 and 45. Xiong et al. 2020, https://arxiv.org/abs/2002.04745 (what the placement does to scale and
+gradient); https://github.com/allenai/OLMo/pull/680 (a norm moved by a refactoring).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.checkup.rules.residual_from_normed import normed_skips
+from normwise.checkup.wording import counted
+from normwise.facts import Facts
+from normwise.facts.records import Sublayer
+from normwise.targets import Target
+
+CODE = "PLC002"
+SEVERITY = Severity.WARNING
+
+# The share of signatures that names a stack (DESIGN 5), so that one odd block in eight still has a majority against it
+SHARE = 0.85
+# With fewer blocks there is no majority to differ from: two siblings inside are the least
+BLOCKS = 4
+
+Signature = tuple[str, bool, bool, bool]
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Report interior blocks whose signatures no majority of their siblings shares."""
+    for index, stack in enumerate(facts.placement.stacks):
+        blocks = _blocks(facts, index)
+        odd = _odd(blocks)
+        if odd:
+            yield _finding(facts, index, odd, blocks)
+
+
+def _blocks(facts: Facts, stack: int) -> dict[int, frozenset[Signature]]:
+    """Return the signatures of each block, without those that another rule explains."""
+    explained = {p for hit in normed_skips(facts, stack) for p in hit.touched}
+    blocks: dict[int, set[Signature]] = {}
+    pairs = zip(facts.placed.streams[stack].adds, facts.placement.stacks[stack].members, strict=True)
+    for position, (add, member) in enumerate(pairs):
+        signatures = blocks.setdefault(facts.placed.layers[add.index], set())
+        if position not in explained:
+            signatures.add(_signature(member))
+    return {layer: frozenset(signatures) for layer, signatures in blocks.items()}
+
+
+def _signature(member: Sublayer) -> Signature:
+    w = member.wiring
+    return (str(member.signature), w.before, w.after_branch, w.after_add)
+
+
+def _odd(blocks: dict[int, frozenset[Signature]]) -> list[int]:
+    layers = sorted(blocks)
+    if len(layers) < BLOCKS:
+        return []
+    usual = _usual(blocks)
+    odd = [layer for layer in layers if blocks[layer] and not blocks[layer] <= usual]
+    interior = [layer for layer in odd if layer not in (layers[0], layers[-1])]
+    siblings = len(layers) - 1
+    if not interior or len(layers) - len(odd) < SHARE * siblings or _periodic(odd, layers):
+        return []
+    return interior
+
+
+def _usual(blocks: dict[int, frozenset[Signature]]) -> frozenset[Signature]:
+    """Return the signatures that most blocks are made of."""
+    (most, _), *_ = Counter(blocks.values()).most_common(1)
+    return most
+
+
+def _periodic(odd: list[int], layers: list[int]) -> bool:
+    """Whether the odd blocks are all those of one phase of a fixed period."""
+    if len(odd) < 2:
+        return False
+    period = odd[1] - odd[0]
+    phase = [layer for layer in layers if (layer - odd[0]) % period == 0]
+    return phase == odd
+
+
+def _finding(facts: Facts, index: int, odd: list[int], blocks: dict[int, frozenset[Signature]]) -> Finding:
+    stack = facts.placement.stacks[index]
+    usual = _usual(blocks)
+    pairs = list(zip(facts.placed.streams[index].adds, stack.members, strict=True))
+    paths = tuple(
+        dict.fromkeys(m.path for a, m in pairs if facts.placed.layers[a.index] in odd and _signature(m) not in usual)
+    )
+    names = " and ".join(sorted({s[0].replace("_", "-") for layer in odd for s in blocks[layer] - usual}))
+    which = f"block {odd[0]}" if len(odd) == 1 else f"{len(odd)} blocks"
+    verb = "is" if len(odd) == 1 else "are"
+    return Finding(
+        path=paths[0],
+        paths=paths,
+        severity=SEVERITY,
+        basis=Basis.PATTERN,
+        message=f"{which} of {len(blocks)} {verb} wired {names}, the others {' and '.join(sorted({s[0] for s in usual}))}",
+        evidence={
+            "stack": index,
+            "odd": odd,
+            "blocks": len(blocks),
+            "like_the_rest": sum(signatures <= usual for signatures in blocks.values()),
+            "signatures": {str(layer): sorted(s[0] for s in signatures) for layer, signatures in blocks.items()},
+        },
+        fix=f"Wire {counted(len(odd), 'block')} ({', '.join(map(str, odd))}) like the siblings: compare the forward methods.",
+    )
+
+
+class _Block(nn.Module):
+    def __init__(self, *, post: bool) -> None:
+        super().__init__()
+        self.norm, self.mlp, self.post = nn.LayerNorm(8), nn.Linear(8, 8), post
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.mlp(x)) if self.post else x + self.mlp(self.norm(x))
+
+
+def _target(odd: int | None) -> Target:
+    model = nn.Sequential(*(_Block(post=i == odd) for i in range(8)), nn.LayerNorm(8))
+    return Target(model=model, args=(torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)),))
+
+
+def bad() -> Target:
+    """Return a pre-norm stack with one post-norm block."""
+    return _target(3)
+
+
+def good() -> Target:
+    """Return the same stack without it."""
+    return _target(None)
