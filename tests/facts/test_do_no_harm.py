@@ -76,7 +76,6 @@ GLOBAL_HOOKS = [name for name, value in vars(torch_module).items() if name.start
 def _state(model: nn.Module) -> State:
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     parameters = dict(model.named_parameters())
-    numpy_state = np.random.get_state()
     return State(
         tensors={name: t.detach().clone() for name, t in named.items()},
         identities={name: (id(t), t.data_ptr()) for name, t in named.items()},
