@@ -76,6 +76,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     monkeypatch.setattr(reports, "render", fakes.render, raising=False)
     monkeypatch.setattr(reports, "save", fakes.save, raising=False)
     monkeypatch.setattr(reports, "names", lambda: ("html", "json", "text"), raising=False)
+    suffixes = {".html": "html", ".json": "json", ".txt": "text"}
+    monkeypatch.setattr(reports, "suffixes", lambda: suffixes, raising=False)
     monkeypatch.setattr(rules, "all_rules", lambda: dict(pages), raising=False)
     monkeypatch.setattr(rendering, "clean", lambda text: text.replace("\x1b", "?"), raising=False)
     return fakes
@@ -157,7 +159,7 @@ def test_files_come_beside_the_table_and_after_it(
     html, data = tmp_path / "a.html", tmp_path / "b.json"
     assert main(["check", "hf:bert", "-o", str(html), "-o", str(data), "--lang", "zh"]) == 0
     assert [name for name, _ in fakes.calls] == ["load", "check", "render", "save", "save"]
-    assert fakes.of("save") == [(html, {}), (data, {})]
+    assert fakes.of("save") == [(path, {"lang": "zh", "full": False}) for path in (html, data)]
     out, err = capsys.readouterr()
     assert out == "a report as text\n"
     assert err.splitlines() == [f"wrote {html}", f"wrote {data}"]

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 COULD_NOT_RUN = 2
-SUFFIXES = (".html", ".json", ".txt")
 
 
 class _Commands(click.Group):
@@ -43,9 +42,14 @@ def _split(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ..
 
 def _writable(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
     """Refuse what could not be written before anything runs."""
+    if not paths:
+        return paths
+    from normwise.checkup import reports
+
+    suffixes = reports.suffixes()
     for path in paths:
-        if path.suffix not in SUFFIXES:
-            raise click.BadParameter(f"{path} names no report format: let it end in {', '.join(SUFFIXES)}.")
+        if path.suffix.lower() not in suffixes:
+            raise click.BadParameter(f"{path} names no report format: let it end in {', '.join(sorted(suffixes))}.")
         if not path.parent.is_dir():
             raise click.BadParameter(f"the folder of {path} does not exist: create {path.parent} first.")
     return paths
@@ -234,9 +238,10 @@ def _deliver(report: Report, options: dict[str, Any]) -> None:
     """Print the report, then write its files: what was found is seen even if a disk is full."""
     from normwise.checkup import reports
 
-    _print(reports.render(report, options["format_"] or "text", lang=options["lang"], full=options["full"]))
+    chosen = {"lang": options["lang"], "full": options["full"]}
+    _print(reports.render(report, options["format_"] or "text", **chosen))
     for path in options["outputs"]:
-        reports.save(report, path)
+        reports.save(report, path, **chosen)
         click.echo(f"wrote {path}", err=True)
 
 
@@ -274,7 +279,7 @@ def _find_rule(text: str) -> tuple[str, ModuleType]:
 
 def _print(text: str) -> None:
     try:
-        click.echo(text)
+        click.echo(text, nl=not text.endswith("\n"))
     except BrokenPipeError:
         # The reader (`| head`) has seen enough: go on in silence, the exit code still counts.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
