@@ -1,7 +1,7 @@
 """Checks a model: rules over facts, collected in a report."""
 
 from normwise.checkup.check import check as check
-from normwise.checkup.check import map as map  # noqa: A004 - the public verb is nw.map
+from normwise.checkup.check import map as map
 from normwise.checkup.finding import Basis as Basis
 from normwise.checkup.finding import Finding as Finding
 from normwise.checkup.finding import NotChecked as NotChecked

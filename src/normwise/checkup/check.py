@@ -18,7 +18,7 @@ from normwise.checkup.report import Cost, Report
 from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.records import NormSite, Placement, ProfileRow
-from normwise.graph.guard import tensor_state
+from normwise.graph.guard import as_found, tensor_state
 from normwise.targets.target import Target
 
 __all__ = ["check", "map"]
@@ -72,7 +72,7 @@ def check(
     return _report(targets.target(model, inputs, **evidence), wanted, effort, judged=True)
 
 
-def map(model: nn.Module | Target | str, inputs: Any = None, **evidence: Any) -> Report:  # noqa: A001
+def map(model: nn.Module | Target | str, inputs: Any = None, **evidence: Any) -> Report:
     """Map every norm of a model without judging it: a report with no rules run.
 
     Args:
@@ -94,7 +94,8 @@ def _report(target: Target, rules: dict[str, Any], effort: str, *, judged: bool)
     passed: list[str] = []
     not_checked: list[NotChecked] = []
     for name, rule in rules.items():
-        verdict = rule_runner.run(name, rule, facts)
+        with as_found(target.model, evaluate=None):
+            verdict = rule_runner.run(name, rule, facts)
         if isinstance(verdict, NotChecked):
             not_checked.append(verdict)
         elif verdict:

@@ -31,8 +31,8 @@ class Report:
     weights: str = "given"
     notes: tuple[str, ...] = ()  # what was reduced, generated or assumed
     versions: Mapping[str, str] = field(default_factory=dict)
-    cost: Cost = Cost()
-    placement: Placement = Placement()
+    cost: Cost = field(default_factory=Cost)
+    placement: Placement = field(default_factory=Placement)
     norms: tuple[NormSite, ...] = ()
     listed_apart: tuple[NormSite, ...] = ()  # renormalised probabilities, weight standardisation: not norms
     not_executed: tuple[str, ...] = ()

@@ -45,7 +45,9 @@ def run(name: str, rule: ModuleType, facts: Facts) -> list[Finding] | NotChecked
     except NormwiseError as error:
         return NotChecked(code=rule.CODE, name=name, why=str(error))
     except Exception as error:  # a defect in a rule must not cost the user the report
-        return NotChecked(code=rule.CODE, name=name, why=f"the rule failed ({type(error).__name__}: {error}); please report it")
+        return NotChecked(
+            code=rule.CODE, name=name, why=f"the rule failed ({type(error).__name__}: {error}); please report it"
+        )
     return [replace(f, code=rule.CODE, name=name, docs=DOCS.format(code=rule.CODE)) for f in found]
 
 
@@ -68,6 +70,9 @@ def _matching(rules: dict[str, ModuleType], entries: Iterable[str]) -> set[str]:
         text = entry.strip()
         hits = {n for n, r in rules.items() if r.CODE.startswith(text.upper()) or n == text.lower().replace("_", "-")}
         if not text or not hits:
-            raise ValueError(f"no rule is called {entry!r}: give a code (PLC001), a family (PLC) or a name; `normwise rules` lists them")
+            raise ValueError(
+                f"no rule is called {entry!r}: give a code (PLC001), a family (PLC) or a name; "
+                "`normwise rules` lists them"
+            )
         matched |= hits
     return matched

@@ -23,7 +23,7 @@ class RunningStatistics:
 
 
 def read(model: nn.Module) -> tuple[RunningStatistics, ...]:
-    """Return every module that holds ``running_var``, by torch's own names of the buffers (they are the format of checkpoints)."""
+    """Return every module that holds ``running_var``: the buffers' names are torch's format of checkpoints."""
     found = (_of(path, module) for path, module in model.named_modules())
     return tuple(f for f in found if f is not None)
 

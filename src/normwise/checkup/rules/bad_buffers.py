@@ -5,13 +5,14 @@ Running variances that are NaN, infinite or negative, running means that are NaN
 variances that are exactly 0 in a channel whose gain is not 0 (a warning). Read from the buffers, exact.
 
 ## Why it matters
-In evaluation a batch norm divides by sqrt(running_var + eps). A negative variance makes its channel NaN, an infinite one
-makes it constant, and a zero multiplies whatever arrives by 1/sqrt(eps), about 316. Training uses the batch's own
+In evaluation a batch norm divides by sqrt(running_var + eps). A negative variance makes its channel NaN, an infinite
+one makes it constant, and a zero multiplies whatever arrives by 1/sqrt(eps), about 316. Training uses the batch's own
 statistics and looks healthy, so the fault shows only after `eval()`.
 
 ## How to fix it
 Find out how the buffers were filled (a mean copied into a variance, an average of checkpoints, a batch of one value, a
-step that overflowed), then estimate them again: reset the running statistics and run some training batches in train mode.
+step that overflowed), then estimate them again: reset the running statistics and run some training batches in train
+mode.
 
 ## Sources
 Questions 10, 11 and 61. https://github.com/pytorch/pytorch/issues/106605 (negative running variance);
@@ -59,17 +60,11 @@ def check(facts: Facts) -> Iterator[Finding]:
     broken = {p: c for p, c in counted_by_path.items() if c.broken}
     zero = {p: c for p, c in counted_by_path.items() if c.zero and not c.broken}
     if broken:
-        yield _finding(
-            SEVERITY,
-            broken,
-            f"{counted(sum(c.broken for c in broken.values()), 'channel')} of running statistics negative or not finite",
-        )
+        channels = counted(sum(c.broken for c in broken.values()), "channel")
+        yield _finding(SEVERITY, broken, f"{channels} of running statistics negative or not finite")
     if zero:
-        yield _finding(
-            Severity.WARNING,
-            zero,
-            f"{counted(sum(c.zero for c in zero.values()), 'channel')} with a running variance of exactly 0",
-        )
+        channels = counted(sum(c.zero for c in zero.values()), "channel")
+        yield _finding(Severity.WARNING, zero, f"{channels} with a running variance of exactly 0")
 
 
 def _counts(running: RunningStatistics) -> Counts:

@@ -2,13 +2,15 @@
 
 ## What it finds
 A batch norm, or group norm, whose channel axis is the time axis: `BatchNorm1d(T)` on `[B, T, H]`. The axes are named by
-running the model again with another batch size and another length, so the finding is a proof; where neither can be
-varied the rule says so. A batch norm that was built for one length stops such a run, which labels the axes before it.
+running the model again with another batch size and another length; a batch norm that was built for one length stops
+such a run, which still names the axes before it. With token ids the finding is a proof. With floating inputs axis 1 is
+only taken for time: it is a warning where a linear map read the last axis and the model never swaps the two, and
+not checked otherwise, because `[N, C, L]` data looks the same.
 
 ## Why it matters
 `BatchNorm1d` reads `[B, C, T]`. Given `[B, T, H]` it keeps one mean, one variance, one gain and one shift for each
-*position*, taken over the batch and all features: features of any scale are mixed, the model runs at one length only, and
-position 7 is scaled by what stood at position 7 in training.
+*position*, taken over the batch and all features: features of any scale are mixed, the model runs at one length only,
+and position 7 is scaled by what stood at position 7 in training.
 
 ## How to fix it
 Transpose around the norm, `norm(x.transpose(1, 2)).transpose(1, 2)` with `BatchNorm1d(H)`, or use a norm of the last
@@ -30,8 +32,9 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
-from normwise.facts.norms import NormCall
 from normwise.facts.sites import Site
+from normwise.facts.vocabulary import CONV
+from normwise.graph import ValueKind
 from normwise.spec import Scope
 from normwise.targets import Target
 
@@ -40,6 +43,7 @@ SEVERITY = Severity.ERROR
 
 # torch's layout for batch and group norms: [N, C, *]
 CHANNELS = 1
+_SWAPS = frozenset({"transpose", "permute", "t", "mT", "swapaxes", "swapdims", "movedim", "moveaxis"} | CONV)
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -47,31 +51,47 @@ def check(facts: Facts) -> Iterator[Finding]:
     suspects = [s for s in facts.sites if _has_channels(s) and len(s.row.shape) >= 3]
     if not suspects:
         return
-    labels = facts.labels
-    unlabelled = [s for s in suspects if labels.get(s.calls[0].input) is None or "unknown" in labels[s.calls[0].input]]
-    wrong = [s for s in suspects if "time" in labels.get(s.calls[0].input, ()) and _label(labels, s.calls[0]) == "time"]
-    if wrong:
-        yield _finding(facts, wrong)
-    elif unlabelled:
-        raise NotKnown(f"the axes of {unlabelled[0].row.path}'s input could not be named by runs of other sizes")
+    wrong = [s for s in suspects if _channels_are(facts, s) == "time"]
+    certain, likely = _counts_tokens(facts), [s for s in wrong if _features_last(facts, s)]
+    if wrong and (certain or likely):
+        yield _finding(facts, wrong if certain else likely, certain=certain)
+        return
+    unnamed = wrong or [s for s in suspects if _channels_are(facts, s) == "unknown"]
+    if unnamed:
+        raise NotKnown(f"whether axis 1 of {unnamed[0].row.path}'s input is channels or time cannot be told from runs")
 
 
 def _has_channels(site: Site) -> bool:
     return site.row.native and site.row.spec is not None and site.row.spec.scope in (Scope.BATCH, Scope.GROUP)
 
 
-def _label(labels: dict[int, tuple[str, ...]], call: NormCall) -> str:
-    return labels[call.input][CHANNELS]
+def _channels_are(facts: Facts, site: Site) -> str:
+    axes = facts.labels.get(site.calls[0].input)
+    return axes[CHANNELS] if axes else "unknown"
 
 
-def _finding(facts: Facts, sites: list[Site]) -> Finding:
+def _counts_tokens(facts: Facts) -> bool:
+    """Whether an integer input [B, T] says which axis is time."""
+    inputs = [v for v in facts.graph.values if v.kind is ValueKind.INPUT]
+    return any(not v.floating and len(v.shape) == 2 for v in inputs)
+
+
+def _features_last(facts: Facts, site: Site) -> bool:
+    """Whether a linear map made the last axis, and no op of the run swaps it with the channels'."""
+    call, graph = site.calls[0], facts.graph
+    swapped = any(op.short in _SWAPS and len(graph.values[op.inputs[0]].shape) == 3 for op in graph.ops if op.inputs)
+    return facts.flow.learned[call.input] and not swapped
+
+
+def _finding(facts: Facts, sites: list[Site], *, certain: bool) -> Finding:
     paths = tuple(s.row.path for s in sites)
     first = sites[0]
+    width = first.row.shape[-1]
     return Finding(
         path=paths[0],
         paths=paths,
-        severity=SEVERITY,
-        basis=Basis.PROOF,
+        severity=SEVERITY if certain else Severity.WARNING,
+        basis=Basis.PROOF if certain else Basis.MEASURED,
         message=f"{counted(len(paths), 'norm')} with time for channels: one mean and one gain for each position",
         evidence={
             "norms": len(paths),
@@ -80,7 +100,7 @@ def _finding(facts: Facts, sites: list[Site]) -> Finding:
             "channels": first.row.shape[CHANNELS],
             "scope": str(first.row.spec.scope) if first.row.spec else None,
         },
-        fix=f"Transpose around it with {first.row.shape[-1]} channels: norm(x.transpose(1, 2)).transpose(1, 2); or LayerNorm.",
+        fix=f"Give it {width} channels and transpose: norm(x.transpose(1, 2)).transpose(1, 2); or LayerNorm({width}).",
     )
 
 

@@ -7,9 +7,9 @@ norms, whose gain many recipes decay on purpose, and for the scale of an L2 norm
 
 ## Why it matters
 A gain of 1 is neutral, decay pulls it to 0: by the factor (1 - lr * decay) a step where decay is decoupled (AdamW), so
-by exp(-1000 * lr * decay) every 1000 steps without a gradient that resists. Whatever reads the norm must grow to make up
-for it, and in 1000 steps of a usual recipe a tenth of the scale is gone. Most often nobody decided it: lists of
-names such as `LayerNorm.weight` miss `norm1`, `norm_f`, `ln_f`.
+by exp(-1000 * lr * decay) every 1000 steps without a gradient that resists. With lr 1e-3 and decay 0.1 that is a tenth
+of the scale, and whatever reads the norm must grow to make up for it. Most often nobody decided it: lists of names such
+as `LayerNorm.weight` miss `norm1`, `norm_f`, `ln_f`.
 
 ## How to fix it
 Select by shape: vectors are gains and shifts.

@@ -5,8 +5,9 @@ A norm whose statistics are taken over one element: `LayerNorm(1)`, a `GroupNorm
 one pixel, an instance norm on a map of one pixel, a root mean square of one number. The count is exact, from the run.
 
 ## Why it matters
-The mean of one element is that element, so `x - mean` is 0 and the output is the shift, whatever the input: the feature
-and its gradient are gone. Without centring what is left is the sign. Nothing fails, the model only never learns from it.
+The mean of one element is that element, so `x - mean` is 0 and the output is the shift, whatever the input: the
+feature and its gradient are gone. Without centring what is left is the sign. Nothing fails, the model only never learns
+from it.
 
 ## How to fix it
 Normalize over an axis that holds something: concatenate the feature with others before the norm, standardize it with

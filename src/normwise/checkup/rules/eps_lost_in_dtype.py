@@ -3,8 +3,8 @@
 ## What it finds
 A norm written by hand whose eps is added (or clamped to) in a dtype that rounds it away, so that a row of zeros comes
 out as NaN or infinity. The norm is run by itself on a row of zeros, in the dtypes it really has. The number in a
-configuration is no evidence: one in seven of the eps defaults in transformers is 1e-12 and sound, because it is added in
-float32.
+configuration is no evidence: one in seven of the eps defaults in transformers is 1e-12 and sound, because it is added
+in float32.
 
 ## Why it matters
 The smallest positive float16 is 6e-8: an eps of 1e-12, or the default of `F.normalize`, is 0 there, and a row of zeros
@@ -71,7 +71,7 @@ def _finding(dtype: str, eps: float, paths: tuple[str, ...]) -> Finding:
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,
-        message=f"{counted(len(paths), 'norm')}: eps {eps:.0e} is {rounded:.0e} in {dtype}, a row of zeros is not finite",
+        message=f"{counted(len(paths), 'norm')}: eps {eps:.0e} is {rounded:g} in {dtype}, a row of zeros is not finite",
         evidence={
             "norms": len(paths),
             "eps": eps,

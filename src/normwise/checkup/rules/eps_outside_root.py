@@ -3,8 +3,8 @@
 ## What it finds
 A norm written by hand that divides by `sqrt(var) + eps` (or by `sqrt(var)` clamped from below) instead of
 `sqrt(var + eps)`. The norm is run by itself, forward and backward, on rows of 0, 0.1, 1 and 3.7; it is reported only
-where the forward is finite and the gradient is not. `x.std() + eps` and `x.norm() + eps` usually pass, because torch masks
-their gradient at 0.
+where the forward is finite and the gradient is not. `x.std() + eps` and `x.norm() + eps` usually pass, because torch
+masks their gradient at 0.
 
 ## Why it matters
 The derivative of the root at 0 is infinite, and 0 * inf is NaN. One constant row (padding, an isolated node, a dead
@@ -12,11 +12,12 @@ channel) makes every gradient of the step NaN while all activations and the loss
 sees nothing and anomaly mode names `SqrtBackward0`, not the norm.
 
 ## How to fix it
-Move eps into the root: `x * torch.rsqrt(var + eps ** 2)` keeps the size of the guard, `torch.rsqrt(var + 1e-5)` is usual.
+Move eps into the root: `x * torch.rsqrt(var + eps ** 2)` keeps the size of the guard, `torch.rsqrt(var + 1e-5)` is
+usual.
 
 ## Sources
-Questions 5, 54 and 61. https://github.com/pyg-team/pytorch_geometric/pull/2917 (NaN gradients of a graph network, fixed by
-moving eps); https://github.com/harvardnlp/annotated-transformer/issues/122 (the widespread tutorial norm with std + eps).
+Questions 5, 54 and 61. https://github.com/pyg-team/pytorch_geometric/pull/2917 (NaN gradients of a graph network,
+fixed by moving eps); https://github.com/harvardnlp/annotated-transformer/issues/122 (the tutorial norm with std + eps).
 """
 
 from __future__ import annotations

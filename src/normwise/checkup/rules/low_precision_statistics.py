@@ -10,8 +10,8 @@ norms, and reductions such as `std` or `vector_norm`, accumulate in float32: the
 ## Why it matters
 float16 ends at 65504, so the square of any element of 256 or more is infinite. Then `rsqrt(inf)` is 0 and the whole
 row comes out as *exactly zero*: finite, silent, with zero gradients, seen neither by anomaly mode nor by a search for
-NaN. Single channels of several hundred are normal in trained transformers. bfloat16 has the range, but 8 bits of precision:
-a mean that is large against the spread cancels in `x - mean`.
+NaN. Single channels of several hundred are normal in trained transformers. bfloat16 has the range, but 8 bits of
+precision: a mean that is large against the spread cancels in `x - mean`.
 
 ## How to fix it
 Take the statistics in float32 and cast back:
@@ -135,7 +135,7 @@ def _finding(dtype: str, severity: Severity, groups: list[tuple[Judged, tuple[Si
             "spike": SPIKE,
             "loud": LOUD,
         },
-        fix="Compute the statistics on x.float() and cast the normalized value back: y = x.float(); ...; y.to(x.dtype).",
+        fix="Take the statistics of x.float() and cast the normalized value back: y = x.float(); ...; y.to(x.dtype).",
     )
 
 

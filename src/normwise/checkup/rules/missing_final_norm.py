@@ -2,8 +2,8 @@
 
 ## What it finds
 A residual stack in which every sublayer reads a norm of the stream (pre-norm, in series or in parallel) while the
-stream itself never passes one: there is no norm between the last add and what reads it. A warning where a linear map (the
-head) reads the raw stream; only worth knowing where the stream itself is the model's output, or where it is the memory of
+stream itself never passes one: there is no norm between the last add and what reads it. A warning where a linear map
+(the head) reads the raw stream; only worth knowing where the stream itself is the model's output, or the memory of
 another stack. Stacks whose blocks normalize the branch, and heads that normalize further on, are no fault.
 
 ## Why it matters
@@ -13,7 +13,7 @@ logits start too large, and a checkpoint trained with a final norm gives poor te
 
 ## How to fix it
 Put one norm, of the kind the blocks use, between the last block and the head. That changes the function: train or load
-its weights too. With `torch.nn.TransformerEncoder(layer, n)` of `norm_first=True` layers, pass `norm=nn.LayerNorm(d_model)`.
+its weights too. `torch.nn.TransformerEncoder(layer, n)` of `norm_first=True` layers takes `norm=nn.LayerNorm(d_model)`.
 
 ## Sources
 Questions 51, 52, 53 and 64. https://github.com/huggingface/transformers/pull/17785 (a port without it: odd text in all

@@ -6,9 +6,9 @@ its shift has moved: the layer was trained or loaded, its statistics were not. F
 shift are untouched as well, and norms without a counter (folded or frozen ones) are no fault.
 
 ## Why it matters
-In evaluation such a norm does not normalize: it takes any input for standard normal. The activations keep whatever scale
-they have, and train and eval mode disagree. Typical ways there: only `parameters()` were saved, averaged or exchanged
-(buffers are none), a load with `strict=False`, or a norm that always ran in eval mode while it was trained.
+In evaluation such a norm does not normalize: it takes any input for standard normal. The activations keep whatever
+scale they have, and train and eval mode disagree. Typical ways there: only `parameters()` were saved, averaged or
+exchanged (buffers are none), a load with `strict=False`, or a norm that always ran in eval mode while it was trained.
 
 ## How to fix it
 Load the buffers with the weights (`state_dict()` holds both), or estimate them: run some training batches in train mode
@@ -53,7 +53,7 @@ def _untouched(running: RunningStatistics) -> bool:
 
 
 def _trained(running: RunningStatistics) -> bool:
-    """A shift is 0 at the start in every library; a gain alone tells only where there is no shift (some start random)."""
+    """Judge by the shift, which is 0 at the start everywhere; by the gain only without one, since some start random."""
     if running.bias is not None:
         return bool((running.bias != 0).any())
     return running.weight is not None and bool((running.weight != running.weight.reshape(-1)[0]).any())
@@ -76,7 +76,7 @@ def _finding(found: list[RunningStatistics], total: int) -> Finding:
             "running_var": 1.0,
             "largest_shift": max(shifts, default=None),
         },
-        fix="Load the buffers too, or run training batches in train mode: torch.optim.swa_utils.update_bn(loader, model).",
+        fix="Load the buffers too, or run training batches through torch.optim.swa_utils.update_bn(loader, model).",
     )
 
 

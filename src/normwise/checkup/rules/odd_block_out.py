@@ -12,8 +12,8 @@ resets, or lets grow, what its neighbours were tuned for, and trains with a grad
 always left over: half a refactoring, a copied block, a condition on the layer's index that is off by one.
 
 ## How to fix it
-Compare the block's forward with its neighbours' and wire it like them. If the weights were trained this way, keep it, and
-say so where the block is built.
+Compare the block's forward with its neighbours' and wire it like them. If the weights were trained this way, keep it,
+and say so where the block is built.
 
 ## Sources
 Questions 42, 43, 44 and 45. Xiong et al. 2020, https://arxiv.org/abs/2002.04745 (what the placement does to scale and
@@ -48,7 +48,7 @@ Signature = tuple[str, bool, bool, bool]
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report interior blocks whose signatures no majority of their siblings shares."""
-    for index, stack in enumerate(facts.placement.stacks):
+    for index in range(len(facts.placement.stacks)):
         blocks = _blocks(facts, index)
         odd = _odd(blocks)
         if odd:
@@ -107,7 +107,7 @@ def _finding(facts: Facts, index: int, odd: list[int], blocks: dict[int, frozens
     paths = tuple(
         dict.fromkeys(m.path for a, m in pairs if facts.placed.layers[a.index] in odd and _signature(m) not in usual)
     )
-    names = " and ".join(sorted({s[0].replace("_", "-") for layer in odd for s in blocks[layer] - usual}))
+    names = _named(frozenset(s for layer in odd for s in blocks[layer] - usual))
     which = f"block {odd[0]}" if len(odd) == 1 else f"{len(odd)} blocks"
     verb = "is" if len(odd) == 1 else "are"
     return Finding(
@@ -115,16 +115,21 @@ def _finding(facts: Facts, index: int, odd: list[int], blocks: dict[int, frozens
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PATTERN,
-        message=f"{which} of {len(blocks)} {verb} wired {names}, the others {' and '.join(sorted({s[0] for s in usual}))}",
+        message=f"{which} of {len(blocks)} {verb} wired {names}, the others {_named(usual)}",
         evidence={
             "stack": index,
             "odd": odd,
             "blocks": len(blocks),
             "like_the_rest": sum(signatures <= usual for signatures in blocks.values()),
-            "signatures": {str(layer): sorted(s[0] for s in signatures) for layer, signatures in blocks.items()},
+            "odd_signatures": {str(layer): sorted(s[0] for s in blocks[layer]) for layer in odd},
+            "usual_signatures": sorted(s[0] for s in usual),
         },
-        fix=f"Wire {counted(len(odd), 'block')} ({', '.join(map(str, odd))}) like the siblings: compare the forward methods.",
+        fix=f"Wire {counted(len(odd), 'block')} ({', '.join(map(str, odd))}) like the rest: compare their forwards.",
     )
+
+
+def _named(signatures: frozenset[Signature]) -> str:
+    return " and ".join(sorted({s[0].replace("_", "-") for s in signatures}))
 
 
 class _Block(nn.Module):

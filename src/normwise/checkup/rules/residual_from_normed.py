@@ -73,7 +73,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                 "adds": stack.sublayers,
                 "adds_from_a_norm": len(hits),
                 "blocks": sorted({_layer(facts, h) for h in hits}),
-                "signatures": {kind: count for kind, count in stack.mixture},
+                "signatures": dict(stack.mixture),
             },
             fix="Keep the stream: x = x + f(norm(x)) instead of x = norm(x); x = x + f(x).",
         )

@@ -1,0 +1,148 @@
+"""The words around a report's data in two languages. Data (paths, messages, codes) stay as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LANGUAGES", "ZH", "Words", "words"]
+
+LANGUAGES = ("en", "zh")
+
+# English phrase -> Chinese. Counted nouns have {n} in the Chinese, and an English plural in _PLURALS if irregular.
+ZH = {
+    "error": "{n} 个错误",
+    "warning": "{n} 个警告",
+    "info": "{n} 条提示",
+    "passed": "{n} 条通过",
+    "not checked": "{n} 条未检查",
+    "norm": "{n} 个归一化层",
+    "stack": "{n} 条残差流",
+    "block": "{n} 个块",
+    "sublayer": "{n} 个子层",
+    "row": "{n} 行",
+    "forward pass": "{n} 次前向",
+    "backward pass": "{n} 次反向",
+    "rule": "{n} 条规则",
+    "no findings": "没有发现问题",
+    "model unchanged": "模型未被改动",
+    "MODEL CHANGED": "模型被改动了",
+    "peak memory": "内存峰值",
+    "Inputs": "输入",
+    "given": "由用户给出",
+    "made from the given shape": "按给定形状生成",
+    "inferred from the model": "由模型推断",
+    "none, the model was not run": "无，模型没有运行",
+    "weights": "权重",
+    "yours": "用户的",
+    "real": "真实",
+    "random: structure counts, magnitudes do not": "随机：只看结构，不看数值",
+    "none: structure only": "无：只看结构",
+    "Placement": "归一化的位置",
+    "final norm": "末端归一化",
+    "starts with a norm": "始于归一化",
+    "embedding norm": "嵌入归一化",
+    "QK norm": "QK 归一化",
+    "inner norm": "子层内归一化",
+    "yes": "有",
+    "no": "无",
+    "pre-norm": "前置归一化",
+    "post-norm": "后置归一化",
+    "sandwich norm": "三明治归一化",
+    "res-post-norm": "分支后归一化",
+    "parallel branches, a norm each": "并行分支，各有归一化",
+    "parallel branches, one shared norm": "并行分支，共用归一化",
+    "no norm around the adds": "相加处没有归一化",
+    "mixed": "混合",
+    "another form": "其他形式",
+    "no residual stream was found": "没有发现残差流",
+    "Norms": "归一化层",
+    "No normalization found": "没有发现归一化层",
+    "the model ran, and nothing in it normalizes activations": "模型已运行，其中没有任何对激活的归一化",
+    "the model was not run": "模型没有运行",
+    "but the dataflow was lost in places, see below": "但数据流有中断，见下",
+    "path": "路径",
+    "kind": "类型",
+    "axes": "轴",
+    "eps": "ε",
+    "statistics": "统计精度",
+    "gain": "增益",
+    "placement": "位置",
+    "stack no.": "流",
+    "calls": "次数",
+    "evidence": "依据",
+    "class": "类",
+    "source": "源码",
+    "verified by replay": "回放验证",
+    "read off the graph": "由图读出",
+    "probed from outside": "由外部探测",
+    "not understood": "未能识别",
+    "not a norm of the stream, listed apart": "不算归一化层，单独列出",
+    "Never executed": "从未执行",
+    "Dataflow lost": "数据流中断",
+    "Profile by depth": "随深度的变化",
+    "root mean square, first to last sublayer, log scale": "均方根，自首至末子层，对数刻度",
+    "residual": "残差流",
+    "branch": "分支",
+    "gradient": "梯度",
+    "predicted": "预测",
+    "Findings": "发现的问题",
+    "basis": "根据",
+    "fix": "修复",
+    "why": "说明",
+    "with": "若",
+    "effect": "效果",
+    "places": "处",
+    "more": "其余",
+    "Passed": "通过",
+    "Not checked": "未检查",
+    "no rules were run: this is a map": "没有运行规则：这是一张图",
+    "no rule could be judged": "没有一条规则可以判定",
+    "Environment": "环境",
+    "cost": "开销",
+    "versions": "版本",
+    "model": "模型",
+    "note": "注",
+    "Report": "报告",
+    "input's": "同输入",
+    "every block": "每一块",
+    "seconds": "用时",
+    "N is a norm, F a sublayer, A attention, M the MLP": "N 为归一化，F 为子层，A 为注意力，M 为 MLP",
+    "a cross marks NaN, infinity or zero": "叉号表示 NaN、无穷或零",
+    "in the JSON report": "见 JSON 报告",
+}
+
+_SAME_IN_PLURAL = ("info", "passed", "not checked")
+_PLURALS = {"forward pass": "forward passes", "backward pass": "backward passes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Says a phrase in one language."""
+
+    lang: str
+
+    def __call__(self, phrase: str) -> str:
+        """Say a phrase, given in English."""
+        return ZH[phrase] if self.lang == "zh" else phrase
+
+    def count(self, n: int, noun: str) -> str:
+        """Say how many there are of something."""
+        if self.lang == "zh":
+            return ZH[noun].format(n=n)
+        plural = noun if noun in _SAME_IN_PLURAL else _PLURALS.get(noun, f"{noun}s")
+        return f"{n} {noun if n == 1 else plural}"
+
+    def noun(self, noun: str) -> str:
+        """Say a counted noun alone."""
+        return ZH[noun].split(" 个" if " 个" in ZH[noun] else " ")[-1] if self.lang == "zh" else noun
+
+
+def words(lang: str) -> Words:
+    """Return the words of a language.
+
+    Raises:
+        ValueError: a language the reports do not have.
+    """
+    if lang not in LANGUAGES:
+        raise ValueError(f"reports speak {', '.join(LANGUAGES)}, got {lang!r}")
+    return Words(lang)

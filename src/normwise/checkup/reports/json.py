@@ -1,0 +1,164 @@
+"""JSON for programs: schema 1, strict, in plain ASCII.
+
+Keys may be added within a schema number; readers ignore what they do not know. Numbers JSON does
+not have are the strings "nan", "inf" and "-inf". Names are exactly the model's; whatever could
+harm a terminal is escaped. ``schema-1.json`` beside this file describes the format.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Set
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from normwise.facts.records import NormSite, Placement, Stack
+from normwise.spec import Gate, Modulation, NormSpec
+
+if TYPE_CHECKING:
+    from normwise.checkup.finding import Finding
+    from normwise.checkup.report import Report
+
+__all__ = ["SCHEMA", "render"]
+
+SUFFIXES = (".json",)
+FILE_OPTIONS: dict[str, Any] = {}
+SCHEMA = 1
+
+_NUMERIC_KINDS = (bool, int, str, type(None))
+
+
+def render(report: Report) -> str:
+    """Return the report in JSON, schema 1."""
+    return json.dumps(_plain(_document(report)), indent=2, allow_nan=False) + "\n"
+
+
+def _document(report: Report) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "target": report.target,
+        "inputs": report.inputs,
+        "weights": report.weights,
+        "notes": report.notes,
+        "versions": report.versions,
+        "cost": asdict(report.cost),
+        "unchanged": report.unchanged,
+        "rules_run": report.rules_run,
+        "placement": _placement(report.placement),
+        "norms": [_norm(site) for site in report.norms],
+        "listed_apart": [_norm(site) for site in report.listed_apart],
+        "not_executed": report.not_executed,
+        "breaks": [asdict(each) for each in report.breaks],
+        "profile": [asdict(row) for row in report.profile],
+        "findings": [_finding(finding) for finding in report.findings],
+        "passed": report.passed,
+        "not_checked": [asdict(each) for each in report.not_checked],
+    }
+
+
+def _placement(placement: Placement) -> dict[str, Any]:
+    return {
+        "stacks": [_stack(stack) for stack in placement.stacks],
+        "embedding_norm": placement.embedding_norm,
+        "qk_norm": placement.qk_norm,
+        "inner_norm": placement.inner_norm,
+    }
+
+
+def _stack(stack: Stack) -> dict[str, Any]:
+    return {
+        "kind": stack.kind,
+        "name": stack.name,
+        "depth": stack.depth,
+        "sublayers": stack.sublayers,
+        "starts_with_norm": stack.starts_with_norm,
+        "final_norm": stack.final_norm,
+        "width": stack.width,
+        "mixture": {str(kind): count for kind, count in stack.mixture},
+    }
+
+
+def _norm(site: NormSite) -> dict[str, Any]:
+    return {
+        "path": site.path,
+        **_spec(site.spec),
+        "placement": site.placement,
+        "stack": site.stack,
+        "layer": site.layer,
+        "calls": site.calls,
+        "native": site.native,
+        "evidence": site.evidence,
+        "source": site.source,
+        "note": site.note,
+        "weight_path": site.weight_path,
+        "bias_path": site.bias_path,
+        "shape": site.shape,
+        "class": site.class_name,
+    }
+
+
+def _spec(spec: NormSpec | None) -> dict[str, Any]:
+    """Return the flat fields of a spec; all null but the kind where the form is not understood."""
+    form = spec or NormSpec()
+    fields = {
+        "kind": form.kind,
+        "scope": form.scope,
+        "axes": form.axes,
+        "center": form.center,
+        "statistic": form.statistic,
+        "eps": form.eps,
+        "eps_inside": form.eps_inside,
+        "eps_clamp": form.eps_clamp,
+        "biased": form.biased,
+        "stats_dtype": form.stats_dtype,
+        "weight": form.weight,
+        "weight_offset": int(form.weight_offset) if float(form.weight_offset).is_integer() else form.weight_offset,
+        "bias": form.bias,
+        "cast": form.cast,
+        "gated": form.gate is not Gate.NONE,
+        "gate": form.gate,
+        "modulated": form.modulation is not Modulation.NONE,
+        "modulation": form.modulation,
+        "groups": form.groups,
+        "factor": form.factor,
+        "out_dtype": form.out_dtype,
+        "running": form.running,
+        "momentum": form.momentum,
+    }
+    return fields if spec else {**dict.fromkeys(fields), "kind": "other"}
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "name": finding.name,
+        "severity": finding.severity,
+        "basis": finding.basis,
+        "path": finding.path,
+        "paths": finding.paths or (finding.path,),
+        "message": finding.message,
+        "evidence": finding.evidence,
+        "counterfactual": finding.counterfactual,
+        "fix": finding.fix,
+        "docs": finding.docs,
+        "fingerprint": finding.fingerprint,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Reduce a value to what JSON has; evidence may hold whatever a rule measured."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, _NUMERIC_KINDS):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, Set):
+        return [_plain(inner) for inner in sorted(value, key=str)]
+    # tensors and arrays, also of one number: without importing torch or numpy here
+    return _plain(value.tolist()) if hasattr(value, "tolist") else str(value)
