@@ -71,7 +71,11 @@ def _commit(flow: Flow, out: Affine, chain: list[Op], value: int, width: tuple[i
     """Accept the ops walked over so far; a view back to a merged axis shows a grouped norm."""
     shape = flow.graph.values[value].shape
     for op in chain:
-        if op.short in ("view", "reshape", "flatten", "_unsafe_view") and len(shape) == len(width) - 1 and shape[:-1] == width[:-2]:
+        if (
+            op.short in ("view", "reshape", "flatten", "_unsafe_view")
+            and len(shape) == len(width) - 1
+            and shape[:-1] == width[:-2]
+        ):
             out.groups, out.viewed_back = width[-2], True
     out.members |= {op.id for op in chain}
     out.output = value
@@ -91,7 +95,13 @@ def _apply(flow: Flow, out: Affine, op: Op, value: int) -> bool:
     if op.short in ops.MUL:
         return _multiply(flow, out, other, value)
     if op.short in ops.DIV:
-        number = other if isinstance(other, (int, float)) else flow.graph.values[other.value].scalar if isinstance(other, Ref) else None
+        number = (
+            other
+            if isinstance(other, (int, float))
+            else flow.graph.values[other.value].scalar
+            if isinstance(other, Ref)
+            else None
+        )
         if number is None or (isinstance(other, Ref) and flow.learned[other.value]) or op.args[0] != Ref(value):
             return False
         out.factor /= number
@@ -154,7 +164,10 @@ def _shift(flow: Flow, out: Affine, other: object, value: int) -> bool:
     if not isinstance(other, Ref):
         return False
     if flow.act[other.value]:
-        if out.modulation is Modulation.SCALE and flow.graph.values[other.value].shape[-1:] == flow.graph.values[value].shape[-1:]:
+        if (
+            out.modulation is Modulation.SCALE
+            and flow.graph.values[other.value].shape[-1:] == flow.graph.values[value].shape[-1:]
+        ):
             full = flow.graph.values[other.value].numel == flow.graph.values[value].numel
             if full and offset_of(flow, other.value) != 1.0 and not _shares_source(flow, out, other.value):
                 return False
@@ -201,7 +214,9 @@ def offset_of(flow: Flow, value: int) -> float:
             return offset
         if op.short in ops.ADD:
             numbers = [a for a in op.args if isinstance(a, (int, float)) and not isinstance(a, bool)]
-            numbers += [s for a in op.args if isinstance(a, Ref) and (s := flow.graph.values[a.value].scalar) is not None]
+            numbers += [
+                s for a in op.args if isinstance(a, Ref) and (s := flow.graph.values[a.value].scalar) is not None
+            ]
             tensors = [a.value for a in op.args if isinstance(a, Ref) and flow.graph.values[a.value].scalar is None]
             if len(numbers) != 1 or len(tensors) != 1:
                 return offset

@@ -139,7 +139,12 @@ class Facts:
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
-    if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.device.type == "meta" or type(tensor) is not torch.Tensor:
+    if (
+        not tensor.is_floating_point()
+        or tensor.numel() == 0
+        or tensor.device.type == "meta"
+        or type(tensor) is not torch.Tensor
+    ):
         return False
     values = tensor.detach().unique()
     return bool(((values == 0) | (values == 1) | (values <= -1e3)).all()) and len(values) <= 3

@@ -67,8 +67,17 @@ class Flow:
         name = op.short
         if op.name == ALIAS:
             return False
-        return name not in ops.POINTWISE and name not in ops.VIEW and name not in ops.OVERWRITE and name not in {"cat", "stack", "concat", "hstack", "vstack"}
+        return (
+            name not in ops.POINTWISE
+            and name not in ops.VIEW
+            and name not in ops.OVERWRITE
+            and name not in {"cat", "stack", "concat", "hstack", "vstack"}
+        )
 
     def casts_of(self, value: int) -> list[Op]:
         """Return the casts applied to a value, those without effect included."""
-        return [self.graph.ops[u] for u in self.graph.values[value].uses if self.graph.ops[u].short in ("to", "_to_copy", "type_as")]
+        return [
+            self.graph.ops[u]
+            for u in self.graph.values[value].uses
+            if self.graph.ops[u].short in ("to", "_to_copy", "type_as")
+        ]

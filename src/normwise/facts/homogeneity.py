@@ -15,44 +15,14 @@ from typing import Any
 
 from normwise.facts import vocabulary as ops
 from normwise.facts.flow import Flow
+from normwise.facts.reductions import Reductions
+from normwise.facts.terms import Term, Terms, added, combined, moved, raised
 from normwise.graph import ALIAS, Op, Ref
 
-__all__ = ["Candidate", "Term", "candidates"]
+__all__ = ["Candidate", "candidates"]
 
-# how many roots are followed per value: the statistics of every norm seen in practice are at most five full-size values away
+# roots followed per value: the statistics of every norm seen in practice are at most five full-size values away
 _ROOTS = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """A value as a homogeneous function of one root."""
-
-    deg: float = 1.0
-    order: float = 1.0  # exponent of the full-size factor: 2 in x * x, also after a division by max|x|
-    axes: tuple[int, ...] = ()  # reduced axes, negative; empty for a full-size value
-    ndim: int = 0  # of the value that was reduced
-    centered: bool = False
-    second: bool = False  # contains a second moment
-    stat: str = ""  # "mean_square", "variance", "mean", "l1", "amax"
-    coef: float | None = 1.0  # factor on the mean-based statistic
-    count: int = 1  # elements under the reduction
-    biased: bool = True
-    eps: float | None = None
-    eps_known: bool = True
-    eps_at: str = ""  # "inside", "outside", "clamp_inside", "clamp_outside"
-    absolute: bool = False
-    log: bool = False
-    deferred: bool = False  # went through a bias-free linear map
-    partial: bool = False  # went through a selection of elements
-    eps_value: int = -1  # the guarded value
-    scaled_by: tuple[int, ...] = ()  # learned vectors multiplied in
-    stat_value: int = -1  # the value whose elements were reduced
-    members: frozenset[int] = frozenset()
-
-    @property
-    def reduced(self) -> bool:
-        """Whether a reduction was applied."""
-        return bool(self.axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +47,6 @@ class Candidate:
         return None if a is None or b is None else a * b
 
 
-Terms = dict[int, Term]
-
-
 def candidates(flow: Flow, *, skip: frozenset[int] = frozenset()) -> list[Candidate]:
     """Return the candidates of a graph in program order.
 
@@ -90,10 +57,10 @@ def candidates(flow: Flow, *, skip: frozenset[int] = frozenset()) -> list[Candid
     return _Interpreter(flow, skip).run()
 
 
-class _Interpreter:
+class _Interpreter(Reductions):
     def __init__(self, flow: Flow, skip: frozenset[int]) -> None:
-        self.flow, self.graph, self.skip = flow, flow.graph, skip
-        self.terms: dict[int, Terms] = {}
+        super().__init__(flow)
+        self.skip = skip
         self.found: list[Candidate] = []
 
     def run(self) -> list[Candidate]:
@@ -115,14 +82,6 @@ class _Interpreter:
         if terms:
             self.terms[value] = terms
 
-    def of(self, value: int) -> Terms:
-        """Return the terms of a value; one that no op made is its own root."""
-        if value not in self.terms:
-            record = self.graph.values[value]
-            if record.producer < 0 and record.floating and (self.flow.act[value] or self.flow.learned[value]) and record.numel > 1:
-                self.terms[value] = {value: Term(ndim=len(record.shape))}
-        return self.terms.get(value, {})
-
     def _interpret(self, op: Op) -> list[Terms]:
         handler = _HANDLERS.get(op.short)
         if op.name == ALIAS:  # an old value joined with what was written over it: the newest write stands
@@ -141,30 +100,39 @@ class _Interpreter:
         out = []
         for value in op.outputs:
             partial = self.graph.values[value].numel < record.numel
-            out.append({r: _moved(t, partial) for r, t in self.of(sources[0]).items()})
+            out.append({r: moved(t, partial) for r, t in self.of(sources[0]).items()})
         return out
 
     def power(self, exponent: float) -> Callable[[Op], list[Terms]]:
+        """Return the handler of a fixed power."""
+
         def apply(op: Op) -> list[Terms]:
-            terms = {r: _raise(t, exponent) for r, t in self.of(op.inputs[0]).items()}
+            terms = {r: raised(t, exponent) for r, t in self.of(op.inputs[0]).items()}
             return [{r: t for r, t in terms.items() if t is not None}]
 
         return apply
 
     def pow(self, op: Op) -> list[Terms]:
-        exponent = self.number(op.args[1]) if len(op.args) > 1 else None
-        return [] if exponent is None or not isinstance(op.args[0], Ref) else self.power(exponent)(op)
+        """x ** p with a constant p."""
+        base, exponent = op.args[0], self.number(op.args[1])
+        return [] if exponent is None or not isinstance(base, Ref) else self.power(exponent)(op)
 
     def absolute(self, op: Op) -> list[Terms]:
+        """|x|, remembered for the sum of absolute values."""
         return [{r: replace(t, absolute=True) for r, t in self.of(op.inputs[0]).items() if not t.log}]
 
+    # log and exp: exp(-0.5 * log(ms + eps)) is a reciprocal root
+
     def logarithm(self, op: Op) -> list[Terms]:
+        """log of a reduced value."""
         return [{r: replace(t, log=True) for r, t in self.of(op.inputs[0]).items() if t.reduced and not t.log}]
 
     def exponential(self, op: Op) -> list[Terms]:
+        """exp of a logarithm."""
         return [{r: replace(t, log=False, coef=None) for r, t in self.of(op.inputs[0]).items() if t.log}]
 
     def clamp(self, op: Op) -> list[Terms]:
+        """A lower bound on a statistic is an eps."""
         low = op.args[1] if len(op.args) > 1 else op.kwargs.get("min")
         bound = self.number(low)
         if low is None:
@@ -172,6 +140,7 @@ class _Interpreter:
         return [self._guarded(op, self.of(op.inputs[0]), bound, clamp=True, known=bound is not None)]
 
     def maximum(self, op: Op) -> list[Terms]:
+        """max(statistic, constant) is an eps; max(x, axis) reduces."""
         if len(op.inputs) < 2:
             return self.reduce_extreme(op) if op.short in ("max", "min") else []
         a, b = op.inputs[:2]
@@ -181,6 +150,7 @@ class _Interpreter:
         return [self._guarded(op, self.of(value), self.graph.values[bound].scalar, clamp=True, known=True)]
 
     def where(self, op: Op) -> list[Terms]:
+        """A choice between a term and a constant."""
         sources = [i for i in op.inputs if self.of(i)]
         if len(sources) != 1:
             return []
@@ -198,123 +168,13 @@ class _Interpreter:
             # stated for the mean-based statistic: (sum + eps) / n guards the mean with eps / n
             scaled = None if eps is None or t.coef is None or not t.coef else eps / t.coef
             out[root] = replace(
-                t, eps=scaled, eps_at=("clamp_" if clamp else "") + place,
-                eps_known=known and scaled is not None, eps_value=op.outputs[0],
+                t,
+                eps=scaled,
+                eps_at=("clamp_" if clamp else "") + place,
+                eps_known=known and scaled is not None,
+                eps_value=op.outputs[0],
             )
         return out
-
-    # -- reductions --------------------------------------------------------------------------
-
-    def mean(self, op: Op) -> list[Terms]:
-        return self._reduce(op, self._axes(op, 1), average=True)
-
-    def sum(self, op: Op) -> list[Terms]:
-        return self._reduce(op, self._axes(op, 1), average=False)
-
-    def _axes(self, op: Op, position: int) -> tuple[int, ...]:
-        ndim = len(self.graph.values[op.inputs[0]].shape)
-        dims = op.args[position] if len(op.args) > position else op.kwargs.get("dim")
-        if isinstance(dims, bool) or dims is None or dims == () or isinstance(dims, Ref):
-            return tuple(range(-ndim, 0))
-        dims = dims if isinstance(dims, (tuple, list)) else (dims,)
-        return tuple(sorted(d - ndim if d >= 0 else d for d in dims if isinstance(d, int)))
-
-    def _reduce(self, op: Op, axes: tuple[int, ...], *, average: bool) -> list[Terms]:
-        source = op.inputs[0]
-        record = self.graph.values[source]
-        count = 1
-        for axis in axes:
-            count *= record.shape[axis] if -axis <= len(record.shape) else 1
-        out = {}
-        for root, t in self.of(source).items():
-            if t.log or t.deferred:
-                continue
-            reduced = self._first_reduction(t, axes, count, record, source) if not t.reduced else self._again(t, axes, count)
-            if reduced is None:
-                continue
-            if not average and reduced.coef is not None:
-                reduced = replace(reduced, coef=reduced.coef * count)
-            out[root] = reduced
-        return [out]
-
-    def _first_reduction(self, t: Term, axes: tuple[int, ...], count: int, record: Any, source: int) -> Term | None:
-        if not axes:
-            return None
-        if t.order == 2:
-            stat = "variance" if t.centered else "mean_square"
-        elif t.order == 1:
-            stat = "l1" if t.absolute else "mean"
-        else:
-            return None
-        return replace(
-            t, axes=axes, ndim=len(record.shape), second=t.order == 2, stat=stat, count=count, stat_value=source, absolute=False
-        )
-
-    @staticmethod
-    def _again(t: Term, axes: tuple[int, ...], count: int) -> Term | None:
-        merged = tuple(sorted(set(t.axes) | set(axes)))
-        return replace(t, axes=merged, count=t.count * max(count, 1)) if t.deg == 2 or not t.second else None
-
-    def spread(self, op: Op) -> list[Terms]:
-        """var, std, var_mean, std_mean."""
-        source = op.inputs[0]
-        axes, correction = self._axes(op, 1), self._correction(op)
-        record = self.graph.values[source]
-        count = 1
-        for axis in axes:
-            count *= record.shape[axis]
-        root_taken = op.short.startswith("std")
-        spread, mean = {}, {}
-        for root, t in self.of(source).items():
-            if t.reduced or t.log or t.order != 1 or t.deferred:
-                continue
-            common = replace(t, axes=axes, ndim=len(record.shape), count=count, stat_value=source)
-            spread[root] = replace(
-                common, deg=t.deg * (1 if root_taken else 2), second=True, stat="variance", centered=True, biased=correction == 0
-            )
-            mean[root] = replace(common, stat="mean")
-        return [spread, mean] if op.short.endswith("_mean") else [spread]
-
-    @staticmethod
-    def _correction(op: Op) -> float:
-        if "correction" in op.kwargs:
-            given = op.kwargs["correction"]
-            return 1.0 if given is None else float(given)
-        flags = [a for a in op.args[1:] if isinstance(a, bool)]
-        if "unbiased" in op.kwargs:
-            return 1.0 if op.kwargs["unbiased"] else 0.0
-        return 0.0 if flags and not flags[0] else 1.0
-
-    def vector_norm(self, op: Op) -> list[Terms]:
-        order = op.args[1] if len(op.args) > 1 else op.kwargs.get("ord", op.kwargs.get("p", 2))
-        order = 2 if order in (None, "fro") else order
-        dims_at = 2 if op.short in ("linalg_vector_norm", "norm", "linalg_norm") else 1
-        axes = self._axes(op, dims_at)
-        record = self.graph.values[op.inputs[0]]
-        count = 1
-        for axis in axes:
-            count *= record.shape[axis]
-        out = {}
-        for root, t in self.of(op.inputs[0]).items():
-            if t.reduced or t.log or t.order != 1 or t.deferred or not isinstance(order, (int, float)):
-                continue
-            common = replace(t, axes=axes, ndim=len(record.shape), count=count, stat_value=op.inputs[0])
-            if order == 2:
-                coef = None if t.coef is None else t.coef * count**0.5
-                stat = "variance" if t.centered else "mean_square"
-                out[root] = replace(common, second=True, stat=stat, coef=coef)
-            else:
-                out[root] = replace(common, stat="l1" if order == 1 else "amax", coef=None)
-        return [out]
-
-    def reduce_extreme(self, op: Op) -> list[Terms]:
-        axes = self._axes(op, 1)
-        out = {
-            root: replace(t, axes=axes, ndim=len(self.graph.values[op.inputs[0]].shape), stat="amax", coef=None)
-            for root, t in self.of(op.inputs[0]).items()
-            if not t.log and not t.reduced
-        }
-        return [out]
 
     # -- two operands -------------------------------------------------------------------------
 
@@ -327,9 +187,11 @@ class _Interpreter:
         return None
 
     def product(self, op: Op) -> list[Terms]:
+        """a * b."""
         return self._combine(op, op.args[0], op.args[1], +1.0)
 
     def quotient(self, op: Op) -> list[Terms]:
+        """a / b."""
         if op.kwargs.get("rounding_mode") is not None:
             return []
         return self._combine(op, op.args[0], op.args[1], -1.0)
@@ -342,7 +204,7 @@ class _Interpreter:
         if ta and not self._is_act(b):
             return [self._scaled(ta, b, sign)]
         if tb and not self._is_act(a):
-            powered = {r: _raise(t, sign) for r, t in tb.items()}
+            powered = {r: raised(t, sign) for r, t in tb.items()}
             return [self._scaled({r: t for r, t in powered.items() if t is not None}, a, +1.0)]
         return []
 
@@ -379,16 +241,16 @@ class _Interpreter:
                 continue
             deg = a.deg + sign * b.deg
             if a.reduced == b.reduced:
-                merged = _merge(a, b, deg, sign)
-                if merged is not None:
-                    out[root] = merged
+                joined = combined(a, b, deg, sign)
+                if joined is not None:
+                    out[root] = joined
                 continue
             full, stat = (a, b) if b.reduced else (b, a)
             if sign < 0 and full is b:
                 continue
             if abs(deg) < 1e-9 and full.deg != 0:
                 exponent = sign if stat is b else 1.0
-                settled = _raise(stat, exponent)
+                settled = raised(stat, exponent)
                 if settled is not None:
                     hits.append(Candidate(op=op, root=root, numerator=full, statistic=settled, core=op.outputs[0]))
             members = full.members | stat.members
@@ -398,22 +260,26 @@ class _Interpreter:
             self.found.append(best)
             if best.statistic.second:
                 return {}
-        return {r: t for r, t in out.items()}
+        return out
 
     def plus(self, op: Op) -> list[Terms]:
+        """a + b."""
         return self._sum_of(op, +1.0)
 
     def minus(self, op: Op) -> list[Terms]:
+        """a - b."""
         return self._sum_of(op, -1.0)
 
     def _sum_of(self, op: Op, sign: float) -> list[Terms]:
-        a, b = (op.args[1], op.args[0]) if op.short == "rsub" else (op.args[0], op.args[1])
+        a, b, *_ = op.args
+        if op.short == "rsub":
+            a, b = b, a
         alpha = self.number(op.kwargs.get("alpha", 1))
         if alpha not in (1.0, None) and not isinstance(b, Ref):
             b = None if self.number(b) is None else self.number(b) * alpha  # type: ignore[operator]
         ta, tb = self._terms_of(a), self._terms_of(b)
         if ta and tb:
-            merged = {r: _added(ta[r], tb[r], sign) for r in ta if r in tb}
+            merged = {r: added(ta[r], tb[r], sign) for r in ta if r in tb}
             return [{r: t for r, t in merged.items() if t is not None}]
         terms, other = (ta, b) if ta else (tb, a)
         if not terms or self._is_act(other):
@@ -428,16 +294,22 @@ class _Interpreter:
             return [{r: t for r, t in terms.items() if t.log}]
         return [self._guarded(op, terms, number, clamp=False, known=number is not None)] if scalar else []
 
-
     def linear(self, op: Op) -> list[Terms]:
+        """A bias-free linear map keeps the degree."""
         bias = op.args[2] if len(op.args) > 2 else op.kwargs.get("bias")
         if bias is not None or not self.of(op.inputs[0]) or self._is_act(op.args[1]):
             return []
-        return [{r: replace(t, deferred=True, coef=None) for r, t in self.of(op.inputs[0]).items() if not t.reduced and not t.log}]
+        return [
+            {
+                r: replace(t, deferred=True, coef=None)
+                for r, t in self.of(op.inputs[0]).items()
+                if not t.reduced and not t.log
+            }
+        ]
 
     def contraction(self, op: Op) -> list[Terms]:
         """A value contracted with itself to one number a row: the sum of its squares."""
-        tensors = [i for i in op.inputs]
+        tensors = op.inputs
         if len(tensors) != 2:
             return []
         a, b = (self.of(i) for i in tensors)
@@ -445,7 +317,13 @@ class _Interpreter:
         out_numel = self.graph.values[op.outputs[0]].numel
         shared = [r for r in a if r in b and not a[r].reduced and not b[r].reduced and not a[r].log]
         numel = self.graph.values[tensors[0]].numel
-        if not shared or out_numel == 0 or numel % out_numel or numel // out_numel != max(shape, default=0) or numel == out_numel:
+        if (
+            not shared
+            or out_numel == 0
+            or numel % out_numel
+            or numel // out_numel != max(shape, default=0)
+            or numel == out_numel
+        ):
             return []
         count = numel // out_numel
         out = {}
@@ -454,55 +332,19 @@ class _Interpreter:
             if order == 2:
                 stat = "variance" if a[root].centered else "mean_square"
                 out[root] = replace(
-                    a[root], deg=a[root].deg + b[root].deg, order=2, axes=(-1,), ndim=len(self.graph.values[root].shape), second=True, stat=stat,
-                    coef=float(count), count=count, stat_value=root, members=a[root].members | b[root].members,
+                    a[root],
+                    deg=a[root].deg + b[root].deg,
+                    order=2,
+                    axes=(-1,),
+                    ndim=len(self.graph.values[root].shape),
+                    second=True,
+                    stat=stat,
+                    coef=float(count),
+                    count=count,
+                    stat_value=root,
+                    members=a[root].members | b[root].members,
                 )
         return [out]
-
-
-def _moved(t: Term, partial: bool) -> Term:
-    return replace(t, partial=t.partial or (partial and not t.reduced))
-
-
-def _raise(t: Term, exponent: float) -> Term | None:
-    if t.log:
-        return None
-    coef = None if t.coef is None or (t.coef <= 0 and exponent != int(exponent)) or t.coef == 0 else t.coef**exponent
-    return replace(t, deg=t.deg * exponent, order=t.order * exponent if not t.reduced else t.order, coef=coef, absolute=False)
-
-
-def _merge(a: Term, b: Term, deg: float, sign: float) -> Term | None:
-    """Both full-size (x * x) or both reduced (max * rms(x / max))."""
-    coef = None if a.coef is None or b.coef is None or (sign < 0 and b.coef == 0) else a.coef * b.coef**sign
-    members = a.members | b.members
-    if not a.reduced:
-        return replace(
-            a, deg=deg, order=a.order + sign * b.order, centered=a.centered and b.centered, coef=coef, members=members,
-            partial=a.partial or b.partial, scaled_by=(*a.scaled_by, *b.scaled_by),
-        )
-    keep, other = (a, b) if a.second or not b.second else (b, a)
-    if keep.second and other.second and sign > 0 and deg == 0:
-        return None
-    return replace(keep, deg=deg, coef=coef, members=members, second=a.second or b.second)
-
-
-def _added(a: Term, b: Term, sign: float) -> Term | None:
-    """x - mean(x); E[x^2] - mean(x)^2; sums of like terms."""
-    if a.log or b.log or abs(a.deg - b.deg) > 1e-9:
-        return None
-    members = a.members | b.members
-    if a.reduced and b.reduced:
-        if {a.stat, b.stat} == {"mean_square", "mean"} and sign < 0:
-            keep = a if a.stat == "mean_square" else b
-            return replace(keep, stat="variance", centered=True, members=members)
-        return replace(a if a.second else b, members=members, coef=None, second=a.second or b.second)
-    if not a.reduced and not b.reduced:
-        # a sum of two parts of x (rotary embeddings) is still of degree one
-        return replace(a, members=members, centered=a.centered and b.centered, coef=None, partial=a.partial or b.partial)
-    full, stat = (a, b) if b.reduced else (b, a)
-    if stat.stat == "mean" and not stat.second and stat.deg == 1 and full.order == 1:
-        return replace(full, centered=True, members=members)
-    return None
 
 
 def _best(hits: Iterable[Candidate]) -> Candidate | None:
@@ -525,16 +367,32 @@ def _handlers() -> dict[str, Callable[[_Interpreter, Op], list[Terms]]]:
     table.update({"where": _Interpreter.where, "abs": _Interpreter.absolute, "absolute": _Interpreter.absolute})
     for name, exponent in {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}.items():
         table[name] = lambda self, op, exponent=exponent: self.power(exponent)(op)
-    table.update({"pow": _Interpreter.pow, "float_power": _Interpreter.pow, "log": _Interpreter.logarithm, "exp": _Interpreter.exponential})
+    table.update(
+        {
+            "pow": _Interpreter.pow,
+            "float_power": _Interpreter.pow,
+            "log": _Interpreter.logarithm,
+            "exp": _Interpreter.exponential,
+        }
+    )
     table.update(dict.fromkeys(("clamp", "clamp_min", "clip"), _Interpreter.clamp))
     table.update(dict.fromkeys(("maximum", "fmax", "max"), _Interpreter.maximum))
     table.update(dict.fromkeys(("amax", "amin", "min"), _Interpreter.reduce_extreme))
     table.update({"mean": _Interpreter.mean, "sum": _Interpreter.sum})
     table.update(dict.fromkeys(("var", "std", "var_mean", "std_mean"), _Interpreter.spread))
-    table.update(dict.fromkeys(("linalg_vector_norm", "norm", "linalg_norm", "frobenius_norm"), _Interpreter.vector_norm))
+    table.update(
+        dict.fromkeys(("linalg_vector_norm", "norm", "linalg_norm", "frobenius_norm"), _Interpreter.vector_norm)
+    )
     table.update(dict.fromkeys(ops.MUL, _Interpreter.product))
     table.update(dict.fromkeys(ops.DIV, _Interpreter.quotient))
-    table.update({"add": _Interpreter.plus, "sub": _Interpreter.minus, "subtract": _Interpreter.minus, "rsub": _Interpreter.minus})
+    table.update(
+        {
+            "add": _Interpreter.plus,
+            "sub": _Interpreter.minus,
+            "subtract": _Interpreter.minus,
+            "rsub": _Interpreter.minus,
+        }
+    )
     table.update(dict.fromkeys(ops.CONV | {"linear"}, _Interpreter.linear))
     table.update(dict.fromkeys(ops.MATMUL, _Interpreter.contraction))
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normwise.errors import NotKnown, TraceError
+from normwise.errors import NotKnown
 from normwise.graph import Graph, Recording, trace
 from normwise.targets import inputs
 from normwise.targets.target import Target
@@ -32,7 +32,9 @@ def read(target: Target, recording: Recording) -> tuple[Labels, int]:
         changed[name] = (varied, _same_values(recording.graph, varied))
     if not changed:
         raise NotKnown("the axes cannot be told apart: neither batch nor time of the inputs could be varied")
-    return {v.id: label for v in recording.graph.values if (label := _label(v.id, recording.graph, changed)) is not None}, len(changed)
+    return {
+        v.id: label for v in recording.graph.values if (label := _label(v.id, recording.graph, changed)) is not None
+    }, len(changed)
 
 
 def _other_time(target: Target) -> tuple[tuple[object, ...], dict[str, object]] | None:

@@ -79,7 +79,10 @@ def _rms_norm(graph: Graph, op: Op) -> NativeNorm:
         eps = _EPS_NONE.get(graph.values[op.inputs[0]].dtype, _EPS_NONE_DEFAULT)
         note = f"eps=None resolves to {eps:.3g} in this dtype and torch version"
     spec = NormSpec(
-        axes=tuple(range(-len(a["shape"]), 0)), eps=eps, weight=_weight(graph, weight), stats_dtype=_stats_dtype(graph, op)
+        axes=tuple(range(-len(a["shape"]), 0)),
+        eps=eps,
+        weight=_weight(graph, weight),
+        stats_dtype=_stats_dtype(graph, op),
     )
     return NativeNorm(spec=spec, weight=weight, note=note)
 
@@ -142,9 +145,19 @@ def _batch_norm(graph: Graph, op: Op) -> NativeNorm:
         running=running_var is not None,
         momentum=a.get("momentum") if running_var is not None else None,
     )
-    note = "an instance norm that uses running statistics here: it acts as a batch norm" if instance and not training else None
+    note = (
+        "an instance norm that uses running statistics here: it acts as a batch norm"
+        if instance and not training
+        else None
+    )
     return NativeNorm(
-        spec=spec, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var, uses_batch=training, note=note
+        spec=spec,
+        weight=weight,
+        bias=bias,
+        running_mean=running_mean,
+        running_var=running_var,
+        uses_batch=training,
+        note=note,
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from normwise.facts import vocabulary as ops
+from normwise.facts.attention import AttentionOperands
 from normwise.facts.flow import Flow
 from normwise.facts.norms import NormCall
 from normwise.facts.records import Place, Placement, Stack, StackKind, Sublayer
@@ -56,7 +57,7 @@ class _Placer:
             if residual.absorbed and (final := streams._final(residual.index)) in self.stream_of:
                 self.stream_of[residual.index] = self.stream_of[final]
         self.seats: dict[int, Seat] = {}
-        self.heads = _AttentionOperands(flow)
+        self.heads = AttentionOperands(flow)
         self.layers = {}
         for stream in self.main:
             self.layers.update(_blocks(self.graph, stream))
@@ -75,9 +76,7 @@ class _Placer:
         add = stream.adds[0]
         if add.branch_norms or add.skip.norms:
             return True
-        return any(
-            n.op.id in add.region or self.all.chain(n.input).root == add.out for n in self.norms
-        )
+        return any(n.op.id in add.region or self.all.chain(n.input).root == add.out for n in self.norms)
 
     # -- norms ---------------------------------------------------------------------------
 
@@ -168,7 +167,11 @@ class _Placer:
         """A norm in the branch of another stream (cross-attention on an encoder's stream) is a pre-norm there."""
         for add, region in self._regions:
             if norm.op.id in region:
-                return Seat(Place.PRE if self.stream_of[add.index] == stream else Place.INNER, self.stream_of[add.index], add.index)
+                return Seat(
+                    Place.PRE if self.stream_of[add.index] == stream else Place.INNER,
+                    self.stream_of[add.index],
+                    add.index,
+                )
         return None
 
     def _held_in(self, norm: NormCall) -> tuple[int | None, int | None]:
@@ -208,7 +211,9 @@ class _Placer:
             if norm is not None and parameters:
                 pending.append(norm.input)
                 continue
-            if op is None or (not parameters and (norm is not None or self._learned(op) or op.short in ops.ATTENTION | ops.MATMUL)):
+            if op is None or (
+                not parameters and (norm is not None or self._learned(op) or op.short in ops.ATTENTION | ops.MATMUL)
+            ):
                 continue
             pending.extend(i for i in op.inputs if self.flow.act[i])
         return None
@@ -291,21 +296,34 @@ class _Placer:
             starts_with_norm=bool(stream.adds[0].skip.norms),
             final_norm=final,
             members=members,
-            width=self.graph.values[stream.adds[-1].out].shape[-1] if self.graph.values[stream.adds[-1].out].shape else None,
+            width=self.graph.values[stream.adds[-1].out].shape[-1]
+            if self.graph.values[stream.adds[-1].out].shape
+            else None,
             mixture=tuple((str(k), c) for k, c in counts.most_common()),
         )
 
     def _sublayer(self, index: int, add: Residual) -> Sublayer:
-        mine = {p: [n for n in self.norms if (s := self.seats[n.op.id]).place is p and s.add == add.index] for p in (Place.PRE, Place.BRANCH, Place.POST)}
+        mine = {
+            p: [n for n in self.norms if (s := self.seats[n.op.id]).place is p and s.add == add.index]
+            for p in (Place.PRE, Place.BRANCH, Place.POST)
+        }
         pre, branch, post = (mine[p] for p in (Place.PRE, Place.BRANCH, Place.POST))
         parts = self._parallel_parts(add)
         signature = _signature(pre, branch, post, parts)
         wiring = Wiring(
-            before=bool(pre), after_branch=bool(branch), after_add=bool(post), skip_scale=_product(add.skip.scales), branch_scale=add.branch_scale
+            before=bool(pre),
+            after_branch=bool(branch),
+            after_add=bool(post),
+            skip_scale=_product(add.skip.scales),
+            branch_scale=add.branch_scale,
         )
         paths = tuple(dict.fromkeys(self.graph.calls[n.call].path for n in (*pre, *branch, *post)))
         return Sublayer(
-            path=self.graph.path(add.op), signature=signature, wiring=wiring, branch=self._contents(add), norms=paths,
+            path=self.graph.path(add.op),
+            signature=signature,
+            wiring=wiring,
+            branch=self._contents(add),
+            norms=paths,
             source=str(add.op.source) if add.op.source else None,
         )
 
@@ -383,79 +401,3 @@ def _blocks(graph: Graph, stream: Stream) -> dict[int, int]:
         order.setdefault(name, len(order))
         blocks[add.index] = order[name]
     return blocks
-
-
-class _AttentionOperands:
-    """Where attention reads its queries, keys and values."""
-
-    def __init__(self, flow: Flow) -> None:
-        self.flow, self.graph = flow, flow.graph
-        self.role: dict[tuple[int, int], Place] = {}  # (op, value) -> QK or V
-        self.scores: set[int] = set()
-        for op in self.graph.ops:
-            if op.short in ops.ATTENTION:
-                for position, value in enumerate(op.inputs[:3]):
-                    self.role.setdefault((op.id, value), Place.V if position == 2 else Place.QK)
-            elif op.short in ops.SOFTMAX:
-                self._softmax(op)
-
-    def _softmax(self, op: Op) -> None:
-        score = self._matmul_behind(op.inputs[0])
-        if score is None:
-            return
-        self.scores.add(score.id)
-        for value in score.inputs:
-            self.role.setdefault((score.id, value), Place.QK)
-        for reader in self._matmuls_ahead(op.outputs[0]):
-            for value in reader[0].inputs:
-                if value != reader[1]:
-                    self.role.setdefault((reader[0].id, value), Place.V)
-
-    def _matmul_behind(self, value: int) -> Op | None:
-        for _ in range(16):
-            op = self.graph.producer(value)
-            if op is None:
-                return None
-            if op.short in ops.MATMUL:
-                acts = self.flow.acts(op)
-                return op if len(acts) >= 2 or len(op.inputs) > len(acts) >= 1 and len(set(op.inputs)) == 1 else None
-            if self.flow.mixes(op):
-                return None
-            acts = self.flow.acts(op)
-            if not acts:
-                return None
-            value = max(acts)
-        return None
-
-    def _matmuls_ahead(self, value: int) -> list[tuple[Op, int]]:
-        found, pending = [], [(value, 0)]
-        while pending:
-            current, depth = pending.pop()
-            for op in self.graph.consumers(current):
-                if op.short in ops.MATMUL:
-                    found.append((op, current))
-                elif not self.flow.mixes(op) and depth < 8:
-                    pending.extend((o, depth + 1) for o in op.outputs)
-        return found
-
-    def is_attention(self, op: Op) -> bool:
-        """Whether an op computes attention or its scores."""
-        return op.short in ops.ATTENTION or op.id in self.scores
-
-    def reached_from(self, value: int, streams: Streams) -> Place | None:
-        """Return QK or V if a value reaches an attention operand without mixing or a residual add between."""
-        pending, seen = [value], set()
-        found: Place | None = None
-        while pending and len(seen) < 400:
-            current = pending.pop()
-            if current in seen or current in streams.made_by:
-                continue
-            seen.add(current)
-            for op in self.graph.consumers(current):
-                role = self.role.get((op.id, current))
-                if role is Place.QK:
-                    return Place.QK
-                found = role or found
-                if role is None and not self.flow.mixes(op):
-                    pending.extend(o for o in op.outputs if self.flow.act[o])
-        return found

@@ -47,8 +47,17 @@ def opaque_norms(recording: Recording, flow: Flow, model: nn.Module, known: froz
             source, output = _activation(flow, call.inputs), call.outputs[0]
             assert source is not None
             yield NormCall(
-                op=opaque[-1], input=source, core=output, output=output, spec=spec, call=call.id, native=False, evidence=Evidence.PROBED,
-                members=frozenset(o.id for o in ops), note=f"opaque ({opaque[-1].name}): judged by behaviour", statistic_value=source,
+                op=opaque[-1],
+                input=source,
+                core=output,
+                output=output,
+                spec=spec,
+                call=call.id,
+                native=False,
+                evidence=Evidence.PROBED,
+                members=frozenset(o.id for o in ops),
+                note=f"opaque ({opaque[-1].name}): judged by behaviour",
+                statistic_value=source,
                 inner_values=frozenset({output}),
             )
 

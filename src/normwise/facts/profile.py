@@ -46,15 +46,21 @@ def measure(target: Target, graph: Graph, placed: Placed) -> tuple[ProfileRow, .
         for add in stream.adds:
             wanted[keys[add.op.id]] = add.op.id
     with as_found(target.model):
-        kept, gradients = _run(target, wanted, {a.op.id: _branch_position(graph, a.op, a.branches) for s in placed.streams for a in s.adds})
+        kept, gradients = _run(
+            target, wanted, {a.op.id: _branch_position(graph, a.op, a.branches) for s in placed.streams for a in s.adds}
+        )
     rows = []
     for index, stream in enumerate(placed.streams):
         for order, add in enumerate(stream.adds):
             seen = kept.get(add.op.id)
             rows.append(
                 ProfileRow(
-                    stack=index, sublayer=order, path=graph.path(add.op), residual_rms=seen[0] if seen else None,
-                    branch_rms=seen[1] if seen else None, grad_rms=gradients.get(add.op.id),
+                    stack=index,
+                    sublayer=order,
+                    path=graph.path(add.op),
+                    residual_rms=seen[0] if seen else None,
+                    branch_rms=seen[1] if seen else None,
+                    grad_rms=gradients.get(add.op.id),
                 )
             )
     return tuple(rows)

@@ -33,7 +33,7 @@ class Replayer:
 
     def __init__(self, recording: Recording, model: nn.Module, *, dtype: torch.dtype | None = torch.float64) -> None:
         self.graph, self.constants, self.dtype = recording.graph, recording.constants, dtype
-        self.tensors = {n: t for n, t in model.named_parameters(remove_duplicate=False)}
+        self.tensors = dict[str, torch.Tensor](model.named_parameters(remove_duplicate=False))
         self.tensors |= dict(model.named_buffers(remove_duplicate=False))
         self._memo: dict[Hashable, Any] = {}
 
@@ -84,7 +84,11 @@ class Replayer:
     def _run(self, op: Op, memo: dict[int, torch.Tensor], count: list[int]) -> None:
         count[0] += 1
         if count[0] > _LIMIT or op.name == ALIAS:
-            raise NotKnown("the replay cannot follow a write through another view" if op.name == ALIAS else "the replay left the norm")
+            raise NotKnown(
+                "the replay cannot follow a write through another view"
+                if op.name == ALIAS
+                else "the replay left the norm"
+            )
         fresh = op.name.endswith("_") and not op.name.endswith("__")
 
         def plain(item: Any) -> Any:
@@ -102,7 +106,9 @@ class Replayer:
         try:
             result = op_function(op)(*args, **kwargs)
         except (RuntimeError, TypeError, AttributeError, IndexError, NotImplementedError) as error:
-            raise NotKnown(f"the replay of {op.name} failed: {str(error).splitlines()[0] if str(error) else error!r}") from error
+            raise NotKnown(
+                f"the replay of {op.name} failed: {str(error).splitlines()[0] if str(error) else error!r}"
+            ) from error
         results = list(result) if isinstance(result, (list, tuple)) else [result]
         for out, tensor in zip(op.outputs, results, strict=False):
             memo[out] = tensor

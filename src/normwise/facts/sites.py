@@ -30,7 +30,8 @@ def sites_of(graph: Graph, norms: tuple[NormCall, ...], placed: Placed | None) -
         seen[norm.call] += 1
     several = Counter(path for path, _ in groups)
     return tuple(
-        _site(graph, path if several[path] == 1 else f"{path}#{order}", members, placed) for (path, order), members in groups.items()
+        _site(graph, path if several[path] == 1 else f"{path}#{order}", members, placed)
+        for (path, order), members in groups.items()
     )
 
 

@@ -9,48 +9,19 @@ inside another's branch is nested in it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from normwise.facts import vocabulary as ops
+from normwise.facts.calls import NormCall
+from normwise.facts.chains import Chain, Chains, Residual
 from normwise.facts.flow import Flow
-from normwise.facts.norms import NormCall
-from normwise.graph import ALIAS, Op, Ref
+from normwise.graph import Op
 
-__all__ = ["Chain", "Residual", "Stream", "Streams", "find"]
+__all__ = ["Residual", "Stream", "Streams", "find"]
 
 _FUSED = frozenset({"addmm", "baddbmm", "addbmm", "addmv"})
 _AFFINE = ops.ADD | ops.SUB | ops.MUL | ops.DIV | ops.DROPOUT | {"neg"}
 _ADDS = ops.ADD | {"addcmul", "lerp", "sub", "subtract"}
-
-
-@dataclass(slots=True)
-class Chain:
-    """The transparent path from a value back to its root."""
-
-    values: list[int]  # from the start back to the root
-    norms: list[NormCall]  # norms on the path, nearest to the start first
-    scales: list[float]  # constant factors on the path
-    root: int
-    residual: int | None  # index of the residual add that made the root
-    ops: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Residual:
-    """One residual add."""
-
-    index: int
-    op: Op
-    out: int
-    skip: Chain
-    branches: list[int]  # operands other than the skip
-    region: set[int] = field(default_factory=set)  # ops computed between the skip and the branch's end
-    shortcut: set[int] = field(default_factory=set)  # ops of a projection on the skip
-    branch_scale: float = 1.0
-    branch_norms: list[NormCall] = field(default_factory=list)  # at the branch's end, after its last mixing op
-    absorbed: bool = False  # merged into a later add of the same parallel sum
-    absorbs: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)  # values at which the branch ends start, behind norms and scales
 
 
 @dataclass(slots=True)
@@ -66,193 +37,15 @@ class Stream:
         return self.adds[0].skip.root
 
 
-class Streams:
+class Streams(Chains):
     """All residual adds of a graph and the streams they form."""
 
     def __init__(self, flow: Flow, norms: Iterable[NormCall]) -> None:
-        self.flow, self.graph = flow, flow.graph
-        self.by_output: dict[int, NormCall] = {}
-        self.by_inner: dict[int, NormCall] = {}
-        for norm in norms:
-            self.by_output[norm.output] = norm
-            for value in norm.inner_values - {norm.input}:
-                self.by_inner.setdefault(value, norm)
+        super().__init__(flow, norms)
         self._norm_ops = {m for norm in self.by_output.values() for m in norm.members}
-        self.residuals: list[Residual] = []
-        self.made_by: dict[int, Residual] = {}  # value -> the residual add that made it
-        self._chains: dict[int, Chain] = {}
         for op in self.graph.ops:
             self._consider(op)
         self.streams = self._link()
-
-    # -- transparent steps back ------------------------------------------------------------
-
-    def norm_at(self, value: int) -> NormCall | None:
-        """Return the norm whose output, or a full-size value inside it, this is."""
-        return self.by_output.get(value) or self.by_inner.get(value)
-
-    def step(self, value: int) -> tuple[int, NormCall | None, float] | None:
-        """Return the value one transparent op back, with the norm crossed and the constant factor, or None."""
-        norm = self.norm_at(value)
-        if norm is not None and value != norm.input:
-            return norm.input, norm, 1.0
-        op = self.graph.producer(value)
-        if op is None:
-            return None
-        acts = self.flow.acts(op)
-        name = op.short
-        if op.name == ALIAS or name in ops.OVERWRITE:
-            return self._overwritten(op, acts)
-        if name in ("cat", "concat", "stack", "hstack", "vstack"):
-            return self._joined(op, acts)
-        if not acts:
-            return None
-        if name in ops.VIEW or name in ops.DROPOUT:
-            return (acts[0], None, 1.0)
-        if name in ops.POINTWISE and len(acts) == 1:
-            return acts[0], None, self._factor(op)
-        if name in ops.MUL | ops.DIV and len(acts) == 2:
-            return self._gated(value, acts)
-        if name in ops.ADD | ops.SUB and len(acts) == 2 and value not in self.made_by:
-            return self._same_source(value, acts)
-        return None
-
-    def _factor(self, op: Op) -> float:
-        if op.short not in ops.MUL | ops.DIV:
-            return 1.0
-        for argument in op.args:
-            number = argument if isinstance(argument, (int, float)) and not isinstance(argument, bool) else None
-            if isinstance(argument, Ref) and not self.flow.act[argument.value]:
-                number = self.graph.values[argument.value].scalar
-                if self.flow.learned[argument.value]:
-                    number = None
-            if number:
-                return float(number) if op.short in ops.MUL else 1.0 / float(number)
-        return 1.0
-
-    def _overwritten(self, op: Op, acts: list[int]) -> tuple[int, NormCall | None, float] | None:
-        """Continue on the operand whose history holds the latest residual add, else on the one overwritten."""
-        if not acts:
-            return None
-        if len(acts) == 1:
-            return acts[0], None, 1.0
-        best = max(acts, key=lambda a: (self._age_of_residual(a), -acts.index(a)))
-        return best, None, 1.0
-
-    def _joined(self, op: Op, acts: list[int]) -> tuple[int, NormCall | None, float] | None:
-        """A concatenation with constants, or of pieces of one value (rotations, patch merging)."""
-        if len(acts) == 1:
-            return acts[0], None, 1.0
-        if not acts:
-            return None
-        sources = {self._piece_of(a) for a in acts}
-        if len(sources) == 1:
-            return sources.pop(), None, 1.0
-        lineages = [self._lineage(a) for a in acts]
-        if set.intersection(*lineages):  # parts of one stream at different depths (a class token kept aside)
-            return max(acts, key=lambda a: (self._age_of_residual(a), self.graph.values[a].numel)), None, 1.0
-        return None
-
-    def _lineage(self, value: int, depth: int = 4) -> set[int]:
-        """Return the values of a stream behind a value, across the last few residual adds."""
-        chain = self.chain(value)
-        values = set(chain.values)
-        while chain.residual is not None and depth:
-            chain, depth = self.residuals[chain.residual].skip, depth - 1
-            values |= set(chain.values)
-        return values
-
-    def _piece_of(self, value: int) -> int | None:
-        """Walk back over views and single-activation pointwise ops to the value that was cut."""
-        for _ in range(12):
-            op = self.graph.producer(value)
-            if op is None or value in self.made_by or value in self.by_output:
-                return value
-            acts = self.flow.acts(op)
-            if len(acts) != 1 or (op.short not in ops.VIEW and op.short not in ops.POINTWISE and op.short not in ("cat", "stack")):
-                return value
-            source = acts[0]
-            if self.graph.values[source].numel > self.graph.values[value].numel or op.short in ("split", "chunk", "slice", "select", "unbind"):
-                return self._uncut(source)
-            value = source
-        return value
-
-    def _uncut(self, value: int) -> int:
-        for _ in range(12):
-            op = self.graph.producer(value)
-            if op is None or value in self.made_by or value in self.by_output or op.short not in ops.VIEW:
-                return value
-            acts = self.flow.acts(op)
-            if len(acts) != 1:
-                return value
-            value = acts[0]
-        return value
-
-    def _gated(self, value: int, acts: list[int]) -> tuple[int, NormCall | None, float] | None:
-        """x times a broadcast gate continues on x."""
-        numel = self.graph.values[value].numel
-        full = [a for a in acts if self.graph.values[a].numel == numel]
-        return (full[0], None, 1.0) if len(full) == 1 else None
-
-    def _same_source(self, value: int, acts: list[int]) -> tuple[int, NormCall | None, float] | None:
-        """A sum of two views of one value (rotary embedding), or a re-injected origin, continues on it."""
-        numel = self.graph.values[value].numel
-        if any(self.graph.values[a].numel != numel for a in acts):
-            full = [a for a in acts if self.graph.values[a].numel == numel]
-            return (full[0], None, 1.0) if len(full) == 1 else None
-        pieces = [self._pieces(a) for a in acts]
-        common = pieces[0] & pieces[1]
-        if common:
-            return max(common), None, 1.0
-        ages = [self._age_of_residual(a) for a in acts]
-        if max(ages) >= 0 and ages[0] != ages[1]:  # re-injection of an earlier value beside the stream
-            return acts[ages.index(max(ages))], None, 1.0
-        return None
-
-    def _pieces(self, value: int, depth: int = 8) -> set[int]:
-        """Return the values reached back through views, joins and single-activation pointwise ops."""
-        reached, pending = {value}, [(value, depth)]
-        while pending:
-            current, left = pending.pop()
-            op = self.graph.producer(current)
-            if op is None or left == 0 or current in self.made_by or current in self.by_output:
-                continue
-            acts = self.flow.acts(op)
-            plain = op.short in ops.VIEW or op.short in ("cat", "stack") or (op.short in ops.POINTWISE and len(acts) == 1)
-            for act in acts if plain else ():
-                if act not in reached:
-                    reached.add(act)
-                    pending.append((act, left - 1))
-        return reached
-
-    def _age_of_residual(self, value: int) -> int:
-        residual = self.chain(value).residual
-        return -1 if residual is None else residual
-
-    def chain(self, value: int) -> Chain:
-        """Return the transparent path from a value back to the previous residual add or an origin."""
-        if value in self._chains:
-            return self._chains[value]
-        chain = Chain([value], [], [], value, None)
-        current = value
-        while current not in self.made_by:
-            back = self.step(current)
-            if back is None or back[0] == current:
-                break
-            previous, norm, factor = back
-            op = self.graph.producer(current)
-            if op is not None:
-                chain.ops.append(op.id)
-            if norm is not None:
-                chain.norms.append(norm)
-            if factor != 1.0:
-                chain.scales.append(factor)
-            current = previous
-            chain.values.append(current)
-        chain.root = current
-        chain.residual = self.made_by[current].index if current in self.made_by else None
-        self._chains[value] = chain
-        return chain
 
     # -- residual adds -----------------------------------------------------------------------
 
@@ -264,7 +57,8 @@ class Streams:
         chain, region = self.chain(x), {op.id}
         branch = [i for i in op.inputs[1:] if self.flow.act[i]]
         oldest = self.graph.values[chain.root].producer
-        if not branch or not all([self._search(b, set(chain.values), oldest, region, mixed=True) for b in branch]):
+        reached = [self._search(b, set(chain.values), oldest, region, mixed=True) for b in branch]
+        if not reached or not all(reached):
             return None
         return Residual(-1, op, op.outputs[0], chain, branch, region)
 
@@ -272,10 +66,14 @@ class Streams:
         if op.short in _FUSED and op.outputs and len(op.inputs) >= 3 and (found := self._fused(op)) is not None:
             self._add(found)
             return
-        if op.short not in _ADDS or not op.outputs or self.norm_at(op.outputs[0]) is not None:
+        if (
+            (op.short not in _ADDS and not self._sums_a_stack(op))
+            or not op.outputs
+            or self.norm_at(op.outputs[0]) is not None
+        ):
             return
         shape = self.graph.values[op.outputs[0]].shape
-        operands = [a for a in self.flow.acts(op) if self.graph.values[a].shape == shape]
+        operands = [a for a in self._operands(op) if self.graph.values[a].shape == shape]
         if op.short == "lerp":
             operands = operands[:2]
         if len(operands) < 2 or len(shape) < 2:
@@ -283,6 +81,21 @@ class Streams:
         found = self._residual(op, operands) or self._flattened(op, operands) or self._projected(op, operands)
         if found is not None:
             self._add(found)
+
+    def _sums_a_stack(self, op: Op) -> bool:
+        """torch.stack([x, f(x)]).sum(0) is an add."""
+        stacked = self.graph.producer(op.inputs[0]) if op.short == "sum" and len(op.inputs) == 1 else None
+        return (
+            stacked is not None
+            and stacked.short == "stack"
+            and len(op.args) > 1
+            and op.args[1] in (0, (0,))
+            and len(stacked.args) == 1
+        )
+
+    def _operands(self, op: Op) -> list[int]:
+        stacked = self.graph.producer(op.inputs[0]) if op.short == "sum" else None
+        return self.flow.acts(stacked) if stacked is not None else self.flow.acts(op)
 
     def _add(self, found: Residual) -> None:
         found.index = len(self.residuals)
@@ -305,7 +118,9 @@ class Streams:
 
     def _continues(self, value: int, earlier: int) -> bool:
         chain = self.chain(value)
-        return chain.residual is not None and not set(self.chain(earlier).values).isdisjoint(self._lineage(value, depth=10**6))
+        return chain.residual is not None and not set(self.chain(earlier).values).isdisjoint(
+            self._lineage(value, depth=10**6)
+        )
 
     def _with_skip(self, op: Op, skip: int, rest: list[int]) -> Residual | None:
         chain = self.chain(skip)
@@ -320,7 +135,14 @@ class Streams:
             if inner is None or tried.norms or any(self._shared(v, op) for v in tried.values):
                 return None
             absorbs = [*absorbs, inner.index]
-            tried = Chain([*tried.values, *inner.skip.values], list(inner.skip.norms), tried.scales + inner.skip.scales, inner.skip.root, inner.skip.residual, tried.ops + inner.skip.ops)
+            tried = Chain(
+                [*tried.values, *inner.skip.values],
+                list(inner.skip.norms),
+                tried.scales + inner.skip.scales,
+                inner.skip.root,
+                inner.skip.residual,
+                tried.ops + inner.skip.ops,
+            )
         return None
 
     def _shared(self, value: int, op: Op) -> bool:
@@ -362,7 +184,7 @@ class Streams:
         return branch
 
     def _region(self, branch: list[int], chain: Chain) -> set[int] | None:
-        """Return the ops between the skip's values and the branch, if every operand came from them through a mixing op."""
+        """Return the ops between the skip and the branch, if every operand came from the skip through a mixing op."""
         targets = set(chain.values)
         oldest = self.graph.values[chain.root].producer
         region: set[int] = set()
@@ -414,10 +236,20 @@ class Streams:
         while op is not None and op.short in ops.CAST | ops.DROPOUT and not self._shared(inner, op):
             inner = op.inputs[0]
             op = self.graph.producer(inner)
-        if op is not None and op.short in ops.ADD and depth and inner not in self.made_by and inner not in self.by_output:
+        if (
+            op is not None
+            and op.short in ops.ADD
+            and depth
+            and inner not in self.made_by
+            and inner not in self.by_output
+        ):
             acts = self.flow.acts(op)
             shape = self.graph.values[inner].shape
-            if len(acts) == 2 and all(self.graph.values[a].shape == shape for a in acts) and not self._shared(inner, op):
+            if (
+                len(acts) == 2
+                and all(self.graph.values[a].shape == shape for a in acts)
+                and not self._shared(inner, op)
+            ):
                 for act in acts:
                     yield from self._addends(act, depth - 1)
                 return
@@ -435,7 +267,9 @@ class Streams:
                 continue
             nearest = max(common, key=lambda v: self.graph.values[v].producer)
             chain = self.chain(nearest)
-            chain = Chain([operands[skip], *chain.values], chain.norms, chain.scales, chain.root, chain.residual, chain.ops)
+            chain = Chain(
+                [operands[skip], *chain.values], chain.norms, chain.scales, chain.root, chain.residual, chain.ops
+            )
             region = self._region([operands[branch]], Chain([nearest], [], [], nearest, None))
             if region is None or not any(self._bends(self.graph.ops[o]) for o in region):
                 continue  # two linear maps of one value (a low-rank adapter) are one map
@@ -446,10 +280,12 @@ class Streams:
 
     def _bends(self, op: Op) -> bool:
         """Whether an op is a nonlinearity or a norm."""
-        return op.id in self._norm_ops or (op.short in ops.POINTWISE and op.short not in _AFFINE and len(self.flow.acts(op)) == 1)
+        return op.id in self._norm_ops or (
+            op.short in ops.POINTWISE and op.short not in _AFFINE and len(self.flow.acts(op)) == 1
+        )
 
     def _convolutions_back(self, value: int) -> dict[int, tuple[int, tuple[int, ...]]]:
-        """Return, for values behind, the number of convolutions crossed on a straight path of conv, norm and pointwise ops."""
+        """Return, for values behind, the convolutions crossed on a straight path of conv, norm and pointwise ops."""
         found: dict[int, tuple[int, tuple[int, ...]]] = {}
         count, path = 0, ()
         current = value

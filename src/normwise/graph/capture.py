@@ -49,8 +49,8 @@ class _Storage:
 class Tracer(TorchDispatchMode):
     """Builds a ``Graph`` while a model runs.
 
-    ``constants`` keeps the tensors that no op produced (for replay). A tensor object is identified by a tag on it, a parameter, buffer
-    or input by its id, a parameter's other views by their storage.
+    ``constants`` keeps the tensors that no op produced (for replay). A tensor object is identified
+    by a tag on it, a parameter, buffer or input by its id, a parameter's other views by their storage.
     """
 
     supports_higher_order_operators: ClassVar[bool] = True
@@ -101,9 +101,17 @@ class Tracer(TorchDispatchMode):
         self._keep.append(tensor)
 
     def _mint(
-        self, tensor: torch.Tensor, kind: ValueKind, *, producer: int = -1, names: tuple[str, ...] = (), data: bool = False
+        self,
+        tensor: torch.Tensor,
+        kind: ValueKind,
+        *,
+        producer: int = -1,
+        names: tuple[str, ...] = (),
+        data: bool = False,
     ) -> int:
-        value = Value(len(self.graph.values), producer, tuple(int(s) for s in tensor.shape), _dtype(tensor), kind, names)
+        value = Value(
+            len(self.graph.values), producer, tuple(int(s) for s in tensor.shape), _dtype(tensor), kind, names
+        )
         if not data and not self.graph.fake:
             value.scalar = _scalar(tensor)
         self.graph.values.append(value)

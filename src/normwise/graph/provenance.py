@@ -28,7 +28,9 @@ class CallStack:
 
     def __init__(self, model: nn.Module) -> None:
         self.paths = {id(m): path for path, m in model.named_modules()}
-        self.calls: list[Call] = [Call(id=0, path="", ordinal=0, class_name=type(model).__name__, parent=-1, leaf=False)]
+        self.calls: list[Call] = [
+            Call(id=0, path="", ordinal=0, class_name=type(model).__name__, parent=-1, leaf=False)
+        ]
         self.current = 0
         self._seen: dict[str, int] = {}
 
@@ -82,6 +84,7 @@ class SourceFinder:
         self._sources: dict[tuple[CodeType, int], Source] = {}
 
     def __call__(self) -> Source | None:
+        """Return the line that called the tracer's caller."""
         frame = sys._getframe(2)
         while frame is not None:
             code = frame.f_code

@@ -95,7 +95,10 @@ def _explain(target: Target, error: Exception, where: str | None) -> str:
     said = str(error).strip().splitlines()
     at = f" in {where}" if where else ""
     detail = f"{type(error).__name__}: {said[0] if said else 'no message'}"
-    return f"the forward of {target.name} raised{at}: {detail}. Call the model yourself with the same inputs, then pass inputs it accepts"
+    return (
+        f"the forward of {target.name} raised{at}: {detail}. "
+        "Call the model yourself with the same inputs, then pass inputs it accepts"
+    )
 
 
 def _refuses_inference_tensors(error: TraceError) -> bool:

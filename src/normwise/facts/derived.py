@@ -1,0 +1,298 @@
+"""Hand-written norms: a candidate of the algebra becomes a spec, and replay proves or refutes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from normwise.errors import NotKnown
+from normwise.facts import vocabulary
+from normwise.facts.affine import Affine, follow, pre_gated
+from normwise.facts.calls import AGREES, NormCall, agree, parameter_of, random_input, through_casts, with_affine
+from normwise.facts.flow import Flow
+from normwise.facts.homogeneity import Candidate
+from normwise.facts.records import Evidence
+from normwise.facts.replay import Replayer
+from normwise.facts.terms import Term
+from normwise.graph import Graph, Op, Ref
+from normwise.spec import Gate, Kind, NormSpec, Scope, Statistic, Weight, reference
+
+__all__ = ["derived_call"]
+
+
+def derived_call(flow: Flow, candidate: Candidate, replayer: Replayer) -> NormCall:
+    """Return what a candidate computes, with the evidence for it."""
+    graph, stat = flow.graph, candidate.statistic
+    root = through_casts(flow, candidate.root)
+    affine = follow(flow, candidate.core, width=graph.values[candidate.root].shape)
+    note = None
+    spec = _derived_spec(flow, candidate, affine)
+    evidence = Evidence.DERIVED
+    if spec is not None and stat.second:
+        prove = partial(_prove, flow, candidate, spec, replayer)
+        program = _program(flow, candidate, spec)
+        evidence, spec, note = replayer.once(program, prove) if program is not None else prove()
+        if (
+            spec is not None
+            and spec.kind is Kind.OTHER
+            and (folded := _folded(flow, candidate, spec, replayer)) is not None
+        ):
+            spec, affine = folded
+        if spec is not None:
+            spec = with_affine(spec, affine)
+            spec = _resolve_l2(spec, stat.count)
+            gate = pre_gated(flow, root)
+            spec = replace(spec, gate=Gate.BEFORE) if gate and spec.gate is Gate.NONE else spec
+    members = candidate.members | affine.members
+    inner = {
+        o for m in members for o in graph.ops[m].outputs if graph.values[o].shape == graph.values[candidate.root].shape
+    }
+    return NormCall(
+        op=candidate.op,
+        input=root,
+        core=candidate.core,
+        output=affine.output,
+        spec=spec,
+        call=_owner(graph, candidate),
+        native=False,
+        evidence=evidence,
+        members=members,
+        weight=parameter_of(flow, _weight_value(candidate, affine)),
+        bias=parameter_of(flow, affine.bias),
+        note=note,
+        statistic_value=stat.stat_value,
+        guarded_value=stat.eps_value,
+        eps_outside=stat.eps_at.endswith("outside"),
+        count=stat.count,
+        inner_values=frozenset(inner),
+    )
+
+
+def _owner(graph: Graph, candidate: Candidate) -> int:
+    return candidate.op.call
+
+
+def _weight_value(candidate: Candidate, affine: Affine) -> int | None:
+    if affine.weight is not None:
+        return affine.weight
+    scaled = (*candidate.numerator.scaled_by, *candidate.statistic.scaled_by)
+    return scaled[0] if scaled else None
+
+
+def _derived_spec(flow: Flow, candidate: Candidate, affine: Affine) -> NormSpec | None:
+    stat, full, graph = candidate.statistic, candidate.numerator, flow.graph
+    if not stat.second:
+        return NormSpec(axes=stat.axes, statistic=Statistic.OTHER, eps=None, weight=Weight.NONE)
+    scaled = (*full.scaled_by, *stat.scaled_by)
+    weight = Weight.NONE
+    if scaled:
+        weight = Weight.SCALAR if all(graph.values[s].numel == 1 for s in scaled) else Weight.VECTOR
+    statistic = Statistic.VARIANCE if stat.stat == "variance" else Statistic.MEAN_SQUARE
+    scale = candidate.scale
+    return NormSpec(
+        scope=_scope(flow, candidate, affine),
+        axes=stat.axes,
+        center=full.centered,
+        statistic=statistic,
+        eps=_eps(stat),
+        eps_inside=stat.eps_at in ("", "inside"),
+        eps_clamp=stat.eps_at.startswith("clamp"),
+        biased=stat.biased,
+        factor=1.0 if scale is None else scale,
+        weight=weight,
+        stats_dtype=_stats_dtype(flow, candidate),
+    )
+
+
+def _eps(stat: Term) -> float | None:
+    if not stat.eps_known:
+        return None
+    if not stat.eps_at or stat.eps is None:
+        return 0.0
+    return math.sqrt(stat.eps) if stat.eps_at == "clamp_inside" else stat.eps  # sqrt(max(s, c)) = max(sqrt(s), sqrt(c))
+
+
+def _stats_dtype(flow: Flow, candidate: Candidate) -> str | None:
+    """Return the dtype that the statistic was cast to, or None if it stayed in the dtype of the input."""
+    graph, stat = flow.graph, candidate.statistic
+    reduced = graph.values[stat.stat_value].dtype
+    for value in {candidate.root, through_casts(flow, candidate.root), stat.stat_value}:
+        for cast in flow.casts_of(value):
+            if cast.call == candidate.op.call and reduced in _dtypes_of(cast):
+                return reduced
+    producers = [graph.ops[m] for m in stat.members if graph.ops[m].kwargs.get("dtype") is not None]
+    return reduced if any(reduced in _dtypes_of(p) for p in producers) else None
+
+
+def _dtypes_of(op: Op) -> set[str]:
+    given = [a for a in (*op.args, *op.kwargs.values()) if isinstance(a, torch.dtype)]
+    return {str(d).removeprefix("torch.") for d in given}
+
+
+def _scope(flow: Flow, candidate: Candidate, affine: Affine) -> Scope:
+    """Name the set of reduced axes, in the layout of the value that was reduced."""
+    axes, ndim = candidate.statistic.axes, candidate.statistic.ndim
+    trailing = axes == tuple(range(-len(axes), 0))
+    if ndim >= 2 and -ndim in axes:
+        return Scope.BATCH if len(axes) < ndim or ndim == 2 else Scope.OTHER
+    if ndim >= 4 and trailing and len(axes) == ndim - 2:
+        spans = affine.weight_axes
+        return Scope.HIDDEN if spans and set(spans) <= set(axes) else Scope.INSTANCE
+    if ndim == 3 and axes == (-1,) and affine.weight_axes == (-2,):
+        return Scope.INSTANCE
+    if ndim >= 4 and trailing and len(axes) == ndim - 2 + 1 and affine.viewed_back:
+        return Scope.GROUP
+    if -1 not in axes and len(axes) < ndim - 1 and ndim == 3:
+        return Scope.INSTANCE  # over the positions of one sample and channel
+    return Scope.HIDDEN
+
+
+def _prove(
+    flow: Flow, candidate: Candidate, spec: NormSpec, replayer: Replayer
+) -> tuple[Evidence, NormSpec | None, str | None]:
+    """Replay the piece on random data against its closed form; on a mismatch search the near conventions."""
+    shape = flow.graph.values[candidate.root].shape
+    if 0 in shape:
+        return Evidence.DERIVED, spec, "ran on an empty tensor"
+    runs = []
+    try:
+        for x in (
+            random_input(shape, None),
+            random_input(shape, spec.eps),
+            random_input(shape, spec.eps, offset=0.0, scale=3.0),
+        ):
+            runs.append((x, replayer(candidate.core, {candidate.root: x}), _gain(candidate, replayer, x)))
+    except NotKnown as unknown:
+        return Evidence.DERIVED, spec, None if flow.graph.fake else f"not replayed: {unknown.why}"
+    for variant in _variants(spec, candidate):
+        fitted = _fit(variant, candidate, runs)
+        if fitted is not None:
+            return Evidence.VERIFIED, fitted, None
+    where = str(candidate.op.source) if candidate.op.source else candidate.op.name
+    return Evidence.UNKNOWN, None, f"scale-invariant, but its form at {where} matches no known norm"
+
+
+def _folded(flow: Flow, candidate: Candidate, spec: NormSpec, replayer: Replayer) -> tuple[NormSpec, Affine] | None:
+    """Recognise s * x + (b - m * s), a layer norm whose mean is subtracted with the shift."""
+    consumers = list(flow.graph.consumers(candidate.core))
+    if (
+        flow.graph.fake
+        or spec.statistic is not Statistic.VARIANCE
+        or len(consumers) != 1
+        or consumers[0].short not in vocabulary.ADD
+    ):
+        return None
+    output = consumers[0].outputs[0]
+    x = random_input(flow.graph.values[candidate.root].shape, None)
+    centred = replace(spec, center=True, weight=Weight.NONE, factor=1.0, stats_dtype=None)
+    try:
+        gain = _gain(candidate, replayer, x)
+        shift = replayer(output, {candidate.root: x}) - reference(centred, x) * gain * spec.factor
+    except (NotKnown, ValueError, RuntimeError, IndexError):
+        return None
+    rows = shift.reshape(-1, shift.shape[-1])
+    if not agree(rows, rows[:1].expand_as(rows)) and float(rows.abs().max()) > AGREES:
+        return None
+    learned = [v for v in consumers[0].inputs if flow.learned[v]]
+    bias = learned[0] if learned and float(rows.abs().max()) > AGREES else None
+    affine = Affine(output=output, bias=bias, members=frozenset({consumers[0].id}))
+    return replace(spec, center=True, bias=bool(learned)), affine
+
+
+def _program(flow: Flow, candidate: Candidate, spec: NormSpec) -> tuple[object, ...] | None:
+    """Return what identifies a piece of program, so that the same code is proved once; None if weights enter it."""
+    graph = flow.graph
+    members = sorted(candidate.members)
+    names = {candidate.root: "x"} | {
+        o: f"{i}.{j}" for i, m in enumerate(members) for j, o in enumerate(graph.ops[m].outputs)
+    }
+
+    def plain(item: object) -> object:
+        if isinstance(item, Ref):
+            return names.get(item.value, graph.values[item.value].scalar)
+        return tuple(plain(i) for i in item) if isinstance(item, (list, tuple)) else repr(item)
+
+    inputs = {i for m in members for i in graph.ops[m].inputs if i not in names}
+    if any(graph.values[i].scalar is None for i in inputs):
+        return None
+    ops = tuple(
+        (graph.ops[m].name, plain(graph.ops[m].args), plain(tuple(sorted(graph.ops[m].kwargs.items()))))
+        for m in members
+    )
+    return (graph.values[candidate.root].shape, spec, ops)
+
+
+def _gain(candidate: Candidate, replayer: Replayer, x: torch.Tensor) -> torch.Tensor | float:
+    """Return the learned factors that were multiplied in before the division."""
+    gain: torch.Tensor | float = 1.0
+    for value in candidate.numerator.scaled_by:
+        gain = gain * replayer(value, {candidate.root: x})
+    for value in candidate.statistic.scaled_by:
+        # the statistic's factor g came with the power that leaves degree -1: g / norm(x), or x / (g * norm(x))
+        gain = gain * replayer(value, {candidate.root: x})
+    return gain
+
+
+def _variants(spec: NormSpec, candidate: Candidate) -> Iterator[NormSpec]:
+    yield spec
+    yield replace(spec, biased=not spec.biased)
+    if candidate.statistic.stat == "variance":
+        yield replace(spec, statistic=Statistic.MEAN_SQUARE)
+    if not spec.center:
+        yield replace(spec, center=True, statistic=Statistic.VARIANCE)
+        yield replace(spec, statistic=Statistic.VARIANCE)
+    if spec.eps:
+        yield replace(spec, eps_inside=not spec.eps_inside)
+        n = candidate.statistic.count
+        for eps in (spec.eps * n, spec.eps * math.sqrt(n), spec.eps / n, spec.eps / math.sqrt(n), 0.0):
+            yield replace(spec, eps=eps)
+
+
+def _fit(
+    spec: NormSpec, candidate: Candidate, runs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]]
+) -> NormSpec | None:
+    """Return the spec with its constant factor if it explains every run."""
+    bare = replace(
+        spec,
+        factor=1.0,
+        weight=Weight.NONE,
+        stats_dtype=None,
+        scope=Scope.OTHER if spec.scope is Scope.BATCH else spec.scope,
+    )
+    bare = replace(bare, scope=Scope.HIDDEN, groups=None)
+    factor: float | None = None
+    for x, y, gain in runs:
+        try:
+            core = reference(bare, x) * gain
+        except (ValueError, RuntimeError, IndexError):
+            return None
+        if core.shape != y.shape or not torch.isfinite(y).all():
+            return None
+        if factor is None:
+            energy = float((core * core).sum())
+            factor = float((core * y).sum()) / energy if energy > 0 else 1.0
+        if not agree(y, core * factor):
+            return None
+    near = next(
+        (known for known in (1.0, spec.factor) if factor is not None and abs(factor - known) <= AGREES * abs(known)),
+        factor,
+    )
+    return replace(spec, factor=near if near is not None else 1.0)
+
+
+def _resolve_l2(spec: NormSpec, count: int) -> NormSpec:
+    """Call x * g / |x| an L2 norm: its constant is n^-1/2 in terms of the root mean square."""
+    if spec.statistic is not Statistic.MEAN_SQUARE or count <= 1 or spec.center:
+        return spec
+    factor = spec.factor * math.sqrt(count)
+    if abs(spec.factor - 1.0) < 1e-3:
+        return spec
+    eps = spec.eps
+    if eps:
+        eps = eps * count if spec.eps_inside and not spec.eps_clamp else eps * math.sqrt(count)
+    near = 1.0 if abs(factor - 1.0) < 1e-5 else factor
+    return replace(spec, statistic=Statistic.L2, eps=eps, factor=near)
