@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from normwise.checkup.report import Report
 
 __all__ = [
-    "CURVES", "FORMULAS", "KINDS", "MARKS", "NormRow", "curve", "effect", "evidence", "headline", "inputs", "no_norms",
+    "CURVES", "FORMULAS", "KINDS", "MARKS", "MOST_PLACES", "NormRow", "curve", "effect", "evidence", "headline", "inputs", "no_norms",
     "norm_rows", "places", "profiles", "stack_words", "unchanged", "weights",
 ]  # fmt: skip
 
@@ -55,10 +55,11 @@ _INPUTS = {
 _WEIGHTS = {
     "given": "yours",
     "real": "real",
-    "random": "random: structure counts, magnitudes do not",
-    "fake": "none: structure only",
+    "random": "random (structure counts, magnitudes do not)",
+    "fake": "none (structure only)",
 }
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+MOST_PLACES = 3  # of a finding that are spelled out
 _LONGEST_VALUE = 160  # characters of one piece of evidence
 _MOST_ITEMS = 6  # of a list in the evidence
 
@@ -122,10 +123,12 @@ def stack_words(stack: Stack, say: Words) -> list[str]:
     if stack.name:
         kind = f"{clean(stack.name)} ({kind})"
     if stack.kind is StackKind.MIXED and stack.mixture:
-        kind += ": " + ", ".join(f"{count} {say(KINDS[StackKind(sort)])}" for sort, count in stack.mixture)
+        kind += ": " + ", ".join(f"{clean(sort)} ×{count}" for sort, count in stack.mixture)
     parts = [kind, say.count(stack.depth, "block"), say.count(stack.sublayers, "sublayer")]
     if stack.starts_with_norm:
         parts.append(say("starts with a norm"))
+    if stack.kind is StackKind.POST and not stack.final_norm:
+        return [*parts, say("ends with its own norm")]
     return [*parts, f"{say('final norm')}: {say('yes' if stack.final_norm else 'no')}"]
 
 
@@ -218,7 +221,7 @@ def curve(rows: Sequence[ProfileRow], name: str) -> tuple[float | None, ...]:
     return values if any(value is not None for value in values) else ()
 
 
-def places(finding: Finding, say: Words, most: int = 3) -> tuple[str, int]:
+def places(finding: Finding, say: Words, most: int = MOST_PLACES) -> tuple[str, int]:
     """Return where a finding is, repeated blocks collapsed, and at how many places."""
     paths = tuple(dict.fromkeys(finding.paths or (finding.path,)))
     groups = collapse_paths(path or say("model") for path in paths)
@@ -238,11 +241,9 @@ def effect(finding: Finding, say: Words) -> str:
         return ""
     left = dict(finding.counterfactual)
     change, before, after = (left.pop(key, None) for key in ("change", "before", "after"))
-    parts = [f"{say('with')} {_value(change)}"] if change is not None else []
-    if before is not None or after is not None:
-        parts.append(f"{_value(before)} → {_value(after)}")
-    parts += [f"{name} {value}" for name, value in evidence(left)]
-    return "; ".join(parts)
+    measured = [] if before is None and after is None else [f"{_value(before)} → {_value(after)}"]
+    measured += [f"{name}: {value}" for name, value in evidence(left)]
+    return ": ".join(filter(None, ["" if change is None else f"{say('with')} {_value(change)}", "; ".join(measured)]))
 
 
 def _value(value: Any) -> str:

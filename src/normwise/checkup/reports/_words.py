@@ -27,7 +27,7 @@ ZH = {
     "model unchanged": "模型未被改动",
     "MODEL CHANGED": "模型被改动了",
     "peak memory": "内存峰值",
-    "Inputs": "输入",
+    "inputs": "输入",
     "given": "由用户给出",
     "made from the given shape": "按给定形状生成",
     "inferred from the model": "由模型推断",
@@ -35,10 +35,11 @@ ZH = {
     "weights": "权重",
     "yours": "用户的",
     "real": "真实",
-    "random: structure counts, magnitudes do not": "随机：只看结构，不看数值",
-    "none: structure only": "无：只看结构",
+    "random (structure counts, magnitudes do not)": "随机（只看结构，不看数值）",
+    "none (structure only)": "无（只看结构）",
     "Placement": "归一化的位置",
     "final norm": "末端归一化",
+    "ends with its own norm": "以块自身的归一化结束",
     "starts with a norm": "始于归一化",
     "embedding norm": "嵌入归一化",
     "QK norm": "QK 归一化",
@@ -64,10 +65,9 @@ ZH = {
     "kind": "类型",
     "axes": "轴",
     "eps": "ε",
-    "statistics": "统计精度",
+    "stats": "统计精度",
     "gain": "增益",
-    "placement": "位置",
-    "stack no.": "流",
+    "place": "位置",
     "calls": "次数",
     "evidence": "依据",
     "class": "类",
@@ -76,7 +76,10 @@ ZH = {
     "read off the graph": "由图读出",
     "probed from outside": "由外部探测",
     "not understood": "未能识别",
-    "not a norm of the stream, listed apart": "不算归一化层，单独列出",
+    "Listed apart": "单独列出",
+    "normalizes, but no activations of a stream": "有归一化，但不作用于残差流的激活",
+    "norms that these inputs do not reach": "这些输入没有触及的归一化层",
+    "the map may be incomplete from here on": "由此往后的图可能不完整",
     "Never executed": "从未执行",
     "Dataflow lost": "数据流中断",
     "Profile by depth": "随深度的变化",
@@ -104,8 +107,7 @@ ZH = {
     "note": "注",
     "Report": "报告",
     "input's": "同输入",
-    "every block": "每一块",
-    "seconds": "用时",
+    "left out, the terminal is narrow": "终端较窄，略去",
     "N is a norm, F a sublayer, A attention, M the MLP": "N 为归一化，F 为子层，A 为注意力，M 为 MLP",
     "a cross marks NaN, infinity or zero": "叉号表示 NaN、无穷或零",
     "in the JSON report": "见 JSON 报告",
@@ -134,7 +136,7 @@ class Words:
 
     def noun(self, noun: str) -> str:
         """Say a counted noun alone."""
-        return ZH[noun].split(" 个" if " 个" in ZH[noun] else " ")[-1] if self.lang == "zh" else noun
+        return ZH[noun].split(" ")[-1][1:] if self.lang == "zh" else noun  # without its measure word
 
 
 def words(lang: str) -> Words:

@@ -8,11 +8,10 @@ on a terminal only, and no text of the model is ever taken for markup.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
-from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
@@ -20,11 +19,11 @@ from rich.text import Text
 from normwise.checkup.finding import Finding
 from normwise.checkup.reports import _view
 from normwise.checkup.reports._words import Words, words
-from normwise.facts.records import Evidence
+from normwise.facts.records import Evidence, Stack
 from normwise.rendering.cleaning import clean, shorten
 from normwise.rendering.collapse import collapse_paths
 from normwise.rendering.numbers import number, ratio, sparkline
-from normwise.rendering.tables import Column, by_terminal, draw, plain_ascii, table
+from normwise.rendering.tables import Column, by_terminal, draw, fitting, pairs, plain_ascii, table
 from normwise.rendering.tables import text as safe
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ _EVIDENCE_WORDS = {
 }
 _MOST_LINES = 8  # of a list of paths, unless full
 _LONGEST_WHY = 160
+_LONGEST_PLACES, _ALL = 240, 100_000
 _SPARKLINE = 48
 
 
@@ -76,8 +76,9 @@ def _sections(report: Report, say: Words, full: bool, width: int) -> Iterator[li
     yield _headline(report, say, width)
     yield _placement(report, say)
     yield _norms(report, say, full, width)
+    yield from _besides(report, say, full)
     yield _profile(report, say)
-    yield from _findings(report, say, full)
+    yield from _findings(report, say, full, width)
     yield _verdicts(report, say)
 
 
@@ -92,71 +93,79 @@ def _indent(content: RenderableType, by: int = 2) -> Padding:
 def _headline(report: Report, say: Words, width: int) -> list[RenderableType]:
     verb = "check" if report.rules_run else "map"
     target = Text.assemble((f"normwise {verb} ", "bold"), safe(report.target, "bold cyan"))
-    verdict = Text("  ").join(Text(part, _STYLES[tone]) for part, tone in _view.headline(report, say))
+    verdict = Text(" · ", "dim").join(Text(part, _STYLES[tone]) for part, tone in _view.headline(report, say))
     gap = width - target.cell_len - verdict.cell_len
     top = [Text.assemble(target, " " * gap, verdict)] if gap >= 2 else [target, verdict]
-    about = f"{say('Inputs')}: {_view.inputs(report, say)}    {say('weights')}: {_view.weights(report, say)}"
+    about = f"{say('inputs')} {_view.inputs(report, say)} · {say('weights')} {_view.weights(report, say)}"
     return [*top, Text(about, "dim"), *(Text.assemble("- ", safe(note), style="dim") for note in report.notes)]
 
 
 def _placement(report: Report, say: Words) -> list[RenderableType]:
-    stacks, summary = report.placement.stacks, report.placement
-    lines = [Text(say("no residual stream was found"), "dim")] if not stacks else []
-    for index, stack in enumerate(stacks):
-        kind, *rest = _view.stack_words(stack, say)
-        formula = _view.FORMULAS.get(stack.kind, "")
-        lines.append(
-            Text.assemble(
-                f"stack {index}  ",
-                (kind, "bold"),
-                (f"  {formula}" if formula else "", "dim"),
-                *(f" · {part}" for part in rest),
-            )
-        )
+    summary = report.placement
+    lines = [_stack(index, stack, say) for index, stack in enumerate(summary.stacks)]
     marks = {"embedding norm": summary.embedding_norm, "QK norm": summary.qk_norm, "inner norm": summary.inner_norm}
     also = " · ".join(f"{say(name)}: {say('yes' if present else 'no')}" for name, present in marks.items())
-    return [_title(say("Placement")), *map(_indent, lines), _indent(Text(also))]
+    parts = [pairs(lines) if lines else _indent(Text(say("no residual stream was found"), "dim")), _indent(Text(also))]
+    return [_title(say("Placement")), *parts]
+
+
+def _stack(index: int, stack: Stack, say: Words) -> tuple[Text, Text]:
+    kind, *rest = _view.stack_words(stack, say)
+    formula = _view.FORMULAS.get(stack.kind, "")
+    sentence = Text.assemble(
+        (kind, "bold"), (f"  {formula}" if formula else "", "dim"), *(f" · {part}" for part in rest)
+    )
+    return Text(f"{say.noun('stack')} {index}"), sentence
 
 
 def _norms(report: Report, say: Words, full: bool, width: int) -> list[RenderableType]:
-    parts: list[RenderableType] = []
     if not report.norms:
-        parts = [Text(say("No normalization found"), "bold yellow"), _indent(Text(_view.no_norms(report, say)))]
-    else:
-        rows = _view.norm_rows(report.norms, say, full=full)
-        parts = [_title(say("Norms"), str(len(report.norms))), _map(rows, say, width), *_legend(rows, say)]
+        return [Text(say("No normalization found"), "bold yellow"), _indent(Text(_view.no_norms(report, say)))]
+    rows = _view.norm_rows(report.norms, say, full=full)
+    return [_title(say("Norms"), str(len(report.norms))), *_map(rows, say, width), *_legend(rows, say)]
+
+
+def _besides(report: Report, say: Words, full: bool) -> Iterator[list[RenderableType]]:
+    """Yield what a reader of the map must know: what is not in it, and where it may be incomplete."""
     if report.listed_apart:
         apart = _paths([site.path for site in report.listed_apart], say, full)
-        parts += [_list(say("not a norm of the stream, listed apart"), apart)]
+        yield _list(say("Listed apart"), say("normalizes, but no activations of a stream"), apart)
     if report.not_executed:
-        parts += [_list(say("Never executed"), _paths(report.not_executed, say, full), "yellow")]
+        unseen = _paths(report.not_executed, say, full)
+        yield _list(say("Never executed"), say("norms that these inputs do not reach"), unseen)
     if report.breaks:
         lost = [
-            f"{each.path or say('model')}: {each.what}{f' ({each.source})' if each.source else ''}"
+            f"{each.path or say('model')}: {each.what}" + (f" ({each.source})" if each.source else "")
             for each in report.breaks
         ]
-        parts += [_list(say("Dataflow lost"), _some(lost, say, full), "yellow")]
-    return parts
+        yield _list(say("Dataflow lost"), say("the map may be incomplete from here on"), _some(lost, say, full))
 
 
-def _map(rows: Sequence[_view.NormRow], say: Words, width: int) -> RenderableType:
-    def column(name: str, cells: list[str], style: str = "", right: bool = False) -> Column:
-        return Column(heading=name, cells=tuple(safe(cell, style) for cell in cells), right=right)
+def _map(rows: Sequence[_view.NormRow], say: Words, width: int) -> list[RenderableType]:
+    columns = list(_columns(rows, say))
+    shown = fitting(columns, width)
+    hidden = ", ".join(column.heading for column in columns if column not in shown)
+    aside = [_indent(Text(f"{say('left out, the terminal is narrow')}: {hidden}", "dim"))] if hidden else []
+    return [table(shown, width), *aside]
 
-    columns = [column(say("path"), [row.label for row in rows], "cyan")]
-    columns.append(column("×", [f"×{row.count}" if row.count > 1 else "" for row in rows], right=True))
+
+def _columns(rows: Sequence[_view.NormRow], say: Words) -> Iterator[Column]:
+    def column(name: str, cells: Iterable[object], style: str = "", right: bool = False, spare: int = 0) -> Column:
+        return Column(heading=name, cells=tuple(safe(cell, style) for cell in cells), right=right, spare=spare)
+
+    yield column(say("path"), (row.label for row in rows), "cyan")
+    yield column("×", (f"×{row.count}" if row.count > 1 else "" for row in rows), right=True)
     if any(row.calls != 1 for row in rows):
-        columns.append(column(say("calls"), [str(row.calls) for row in rows], right=True))
-    columns.append(column(say("kind"), [row.kind for row in rows], "bold"))
-    columns.append(column(say("axes"), [row.axes for row in rows]))
-    columns.append(column(say("eps"), [row.eps for row in rows]))
-    columns.append(column(say("statistics"), [row.statistics for row in rows]))
-    columns.append(column(say("gain"), [row.gain for row in rows]))
-    columns.append(column(say("placement"), [row.placement for row in rows]))
+        yield column(say("calls"), (row.calls for row in rows), right=True, spare=2)
+    yield column(say("kind"), (row.kind for row in rows), "bold")
+    yield column(say("axes"), (row.axes for row in rows), spare=1)
+    yield column(say("eps"), (row.eps for row in rows))
+    yield column(say("stats"), (row.statistics for row in rows), spare=4)
+    yield column(say("gain"), (row.gain for row in rows), spare=3)
+    yield column(say("place"), (row.placement for row in rows))
     if len({row.stack for row in rows} - {""}) > 1:
-        columns.append(column(say("stack no."), [row.stack for row in rows]))
-    columns.append(column("", [row.mark for row in rows]))
-    return table(columns, width)
+        yield column(say.noun("stack"), (row.stack for row in rows), spare=5)
+    yield column("", (row.mark for row in rows))
 
 
 def _legend(rows: Sequence[_view.NormRow], say: Words) -> list[RenderableType]:
@@ -166,8 +175,8 @@ def _legend(rows: Sequence[_view.NormRow], say: Words) -> list[RenderableType]:
     return [_indent(Text(marks, "dim")), *map(_indent, notes)]
 
 
-def _list(heading: str, lines: Sequence[str], style: str = "dim") -> RenderableType:
-    return Lines(Text(heading, style), *(_indent(safe(line)) for line in lines))
+def _list(heading: str, aside: str, lines: Sequence[str]) -> list[RenderableType]:
+    return [_title(heading, aside), *(_indent(safe(line)) for line in lines)]
 
 
 def _paths(paths: Sequence[str], say: Words, full: bool) -> list[str]:
@@ -205,47 +214,45 @@ def _curve(name: str, wide: int, values: Sequence[float | None]) -> RenderableTy
     return _indent(Text.assemble(name, pad, (sparkline(values, _SPARKLINE), "cyan"), f"  {ends}"))
 
 
-def _findings(report: Report, say: Words, full: bool) -> Iterator[list[RenderableType]]:
-    if not report.findings:
-        return
-    yield [_title(say("Findings"), str(len(report.findings)))]
-    for finding in report.findings:
-        yield _finding(finding, say, full)
+def _findings(report: Report, say: Words, full: bool, width: int) -> Iterator[list[RenderableType]]:
+    for index, finding in enumerate(report.findings):
+        title = [_title(say("Findings"), str(len(report.findings)))] if not index else []
+        yield [*title, *_head(finding, say, full, width), *_body(finding, say)]
 
 
-def _finding(finding: Finding, say: Words, full: bool) -> list[RenderableType]:
+def _head(finding: Finding, say: Words, full: bool, width: int) -> list[RenderableType]:
+    """Name the rule, the place and the basis, on one line if they fit."""
     style = _STYLES[str(finding.severity)]
-    where, count = _view.places(finding, say, most=1000 if full else 3)
-    head = Text.assemble((f"{finding.severity.name[0]} {finding.code} ", style), safe(finding.name, style), "  ")
-    head.append_text(safe(shorten(where, 200), "cyan"))
-    head.append(f"  ×{count}" if count > 1 else "").append(f"  {say('basis')}: {finding.basis}", "dim")
-    body: list[RenderableType] = [safe(finding.message)]
+    places, count = _view.places(finding, say, most=_ALL if full else _view.MOST_PLACES)
+    where = safe(places if full else shorten(places, _LONGEST_PLACES), "cyan")
+    where.append(f" ×{count}" if count > 1 else "")
+    head = Text.assemble((f"{finding.severity.name[0]} {clean(finding.code)} {clean(finding.name)}", style))
+    basis = Text(f"{say('basis')}: {finding.basis}", "dim")
+    room = width - head.cell_len - basis.cell_len - 4
+    if where.cell_len <= room:
+        return [Text.assemble(head, "  ", where, " " * (room - where.cell_len + 2), basis)]
+    return [Text.assemble(head, " " * max(room + 4, 2), basis), _indent(where)]
+
+
+def _body(finding: Finding, say: Words) -> list[RenderableType]:
+    body: list[RenderableType] = [_indent(safe(finding.message))]
     if facts := _view.evidence(finding.evidence):
-        body.append(Text(" · ").join(Text.assemble((f"{name} ", "dim"), value) for name, value in facts))
-    if measured := _view.effect(finding, say):
-        body.append(_labelled(say("effect"), safe(measured)))
-    body.append(_labelled(say("fix"), safe(finding.fix, "green")))
-    body.append(_labelled(say("why"), Text(f"normwise explain {clean(finding.code)}", "dim")))
-    return [head, *(_indent(line, 2) for line in body)]
-
-
-def _labelled(name: str, content: Text) -> Text:
-    return Text.assemble((f"{name}  ", "dim"), content)
+        body.append(_indent(Text(" · ").join(Text.assemble((f"{name}: ", "dim"), value) for name, value in facts)))
+    rows = [(say("effect"), safe(_view.effect(finding, say)))] if finding.counterfactual else []
+    rows.append((say("fix"), safe(finding.fix, "green")))
+    rows.append((say("why"), Text(f"normwise explain {clean(finding.code)}", "dim")))
+    return [*body, pairs((Text(name, "dim"), content) for name, content in rows)]
 
 
 def _verdicts(report: Report, say: Words) -> list[RenderableType]:
     if not report.rules_run:
         return []
-    lines: list[RenderableType] = []
-    if not report.findings and not report.passed:
-        lines.append(Text(say("no rule could be judged"), "bold yellow"))
+    rows = []
     if report.passed:
-        lines.append(_entry(say("Passed"), safe(" ".join(report.passed), "green")))
-    skipped = ", ".join(f"{each.code} ({shorten(clean(each.why), _LONGEST_WHY)})" for each in report.not_checked)
-    if skipped:
-        lines.append(_entry(say("Not checked"), safe(skipped)))
-    return lines
-
-
-def _entry(name: str, content: Text) -> Text:
-    return Text.assemble((f"{name}  ", "bold"), content)
+        rows.append((Text(say("Passed"), "bold"), safe(" ".join(report.passed), "green")))
+    if report.not_checked:
+        skipped = "; ".join(f"{each.code} {shorten(clean(each.why), _LONGEST_WHY)}" for each in report.not_checked)
+        rows.append((Text(say("Not checked"), "bold"), safe(skipped)))
+    judged = report.findings or report.passed
+    warning = [] if judged else [Text(say("no rule could be judged"), "bold yellow")]
+    return [*warning, *([pairs(rows, indent=0)] if rows else [])]

@@ -1,0 +1,66 @@
+"""Makes text that a model controls safe to show: module names, class names, messages of exceptions.
+
+A name can hold anything Python strings can: escape sequences that recolour a terminal, characters
+that reverse the reading direction, invisible ones that make two names look alike. ``clean`` turns
+each into something visible and leaves everything else, in any script, as it was.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+__all__ = ["clean", "shorten"]
+
+# Zero-width without being format characters (Cf): joiners, fillers, variation selectors.
+_INVISIBLE = frozenset([0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 0x180D, 0x180F, 0x3164, 0xFFA0]).union(
+    range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0)
+)
+# controls, format characters (bidi, zero-width), surrogates, line and paragraph separators
+_HIDDEN = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
+_PICTURES = 0x2400  # "SYMBOL FOR NULL": the picture of a C0 control is this plus its code
+_DELETE, _SYMBOL_FOR_DELETE = 0x7F, "\u2421"
+
+
+def clean(text: object) -> str:
+    """Return a text on one line in which every hidden character has become a visible one.
+
+    C0 controls become their control pictures, everything else that cannot be seen becomes
+    its escape. Cleaning twice changes nothing.
+
+    Args:
+        text: what a model, a file or an exception said; anything but a string is converted.
+
+    Examples:
+        >>> clean("red \\x1b[31m")
+        'red ␛[31m'
+        >>> clean("a\\u202eb")
+        'a\\\\u202eb'
+    """
+    text = str(text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_visible, text))
+
+
+def shorten(text: str, limit: int) -> str:
+    """Cut the middle out of a text longer than ``limit`` characters.
+
+    Examples:
+        >>> shorten("model.encoder.layers", 11)
+        'model…ayers'
+    """
+    if len(text) <= limit:
+        return text
+    head = (limit - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (limit - 1 - head) :]}"
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if code < ord(" "):
+        return chr(_PICTURES + code)
+    if code == _DELETE:
+        return _SYMBOL_FOR_DELETE
+    if unicodedata.category(character) in _HIDDEN or code in _INVISIBLE:
+        return character.encode("ascii", "backslashreplace").decode("ascii")
+    return character
