@@ -296,8 +296,9 @@ class _Interpreter(Reductions):
 
     def linear(self, op: Op) -> list[Terms]:
         """A bias-free linear map keeps the degree."""
-        bias = op.args[2] if len(op.args) > 2 else op.kwargs.get("bias")
-        if bias is not None or not self.of(op.inputs[0]) or self._is_act(op.args[1]):
+        _, weight, *rest = op.args
+        bias = rest[0] if rest else op.kwargs.get("bias")
+        if bias is not None or not self.of(op.inputs[0]) or self._is_act(weight):
             return []
         return [
             {
