@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from normwise.errors import TargetError
 from normwise.targets.hf_config import parts
 
-__all__ = ["BATCH", "TIME", "Found", "example_inputs", "find_inputs"]
+__all__ = ["BATCH", "TIME", "Found", "example_inputs", "find_inputs", "generated_inputs", "one_line"]
 
 BATCH, TIME = 2, 13  # unequal to each other and to every width
 
@@ -78,6 +78,13 @@ def find_inputs(model: nn.Module, *, batch: int = BATCH, time: int = TIME) -> Fo
             else:
                 return Found(kwargs=kwargs, notes=_left_out(maker, plan, first))
     raise TargetError(f"no generated inputs were accepted: {one_line(first)}")
+
+
+def generated_inputs(model: nn.Module, *, batch: int = BATCH, time: int = TIME) -> dict[str, Any]:
+    """Return the first call that could be made, without running it: for models that hold no numbers."""
+    maker = Maker(model, batch, time)
+    calls = (call for plan in reversed(list(maker.plans())) if "bare" not in plan for call in maker.calls(plan))
+    return next((call for call in calls if not isinstance(call, Exception)), {})
 
 
 def one_line(error: BaseException | None) -> str:

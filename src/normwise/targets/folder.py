@@ -1,0 +1,134 @@
+"""A transformers model in a local folder: hf:DIR, with config.json and safetensors.
+
+Only config.json and safetensors are read; a pickle (.bin, .pt) is never loaded and code in the folder is
+never run. A folder with a configuration alone is examined without real weights, and the report says so.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+from normwise.errors import TargetError
+from normwise.targets.hf_build import build_fake, build_model, count_parameters, library, model_class, quiet
+from normwise.targets.hf_inputs import find_inputs, generated_inputs, one_line
+from normwise.targets.target import InputsFrom, Target, Weights
+
+__all__ = ["EXAMPLE", "claims", "load"]
+
+EXAMPLE = "hf:DIR"
+_PREFIX = "hf:"
+_LARGEST_RANDOM = 500_000_000  # parameters: 2 GB in float32; beyond, the model is built without weights
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def claims(text: str) -> bool:
+    """Tell whether the text is ``hf:`` and a folder, or what can only be a path."""
+    rest = text.removeprefix(_PREFIX)
+    if not text.startswith(_PREFIX) or not rest:
+        return False
+    return rest.startswith((".", "~")) or "/" in rest or "\\" in rest or Path(rest).is_dir()
+
+
+def load(text: str, *, inputs: str | None = None) -> Target:
+    """Load the model of a folder.
+
+    Args:
+        text: ``hf:DIR``.
+        inputs: a shape; the generated inputs are then left out.
+
+    Raises:
+        TargetError: the folder or its config.json is missing, its weights are pickles only, or the model
+            cannot be built or fed.
+    """
+    library(text)
+    folder = Path(text.removeprefix(_PREFIX)).expanduser()
+    _look(folder, text)
+    with quiet():
+        try:
+            return load_folder(folder, text, generate=inputs is None)
+        except TargetError as error:
+            raise TargetError(f"{text}: {error}".replace(f"{text}: {text}: ", f"{text}: ")) from error
+        except Exception as error:  # whatever transformers raises on a folder it cannot read
+            raise TargetError(f"{text}: the model of this folder cannot be loaded: {one_line(error)}") from error
+
+
+def load_folder(folder: Path, name: str, *, generate: bool = True) -> Target:
+    """Load a folder that has been looked at; see ``load``."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if not any(folder.glob("*.safetensors")):
+        return _without_weights(config, name, generate=generate)
+    model = _pretrained(folder, config)
+    if not generate:
+        return Target(model=model, name=name, config=config, weights=Weights.REAL)
+    found = find_inputs(model)
+    return Target(
+        model=model, name=name, kwargs=found.kwargs, config=config, inputs_from=InputsFrom.INFERRED,
+        weights=Weights.REAL, notes=("inputs generated", *found.notes),
+    )  # fmt: skip
+
+
+def _look(folder: Path, text: str) -> None:
+    if not folder.is_dir():
+        raise TargetError(f"{text}: there is no folder {folder}; hf:TYPE (for example hf:llama) is a model type")
+    if not (folder / "config.json").is_file():
+        raise TargetError(f"{text}: the folder has no config.json, so it is no transformers model")
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise TargetError(
+            f"{text}: the weights are in a pickle ({pickles[0]}), which can run any code when it is opened, so "
+            "normwise never loads one; convert it where you trust it: "
+            "model.save_pretrained(DIR) of transformers writes model.safetensors"
+        )
+    if '"auto_map"' in (folder / "config.json").read_text(encoding="utf-8", errors="replace"):
+        _refuse_own_code(folder, text)
+
+
+def _refuse_own_code(folder: Path, text: str) -> None:
+    """Refuse a folder whose model exists only as code beside the weights."""
+    import json
+
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    try:
+        known = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except ValueError:
+        return  # transformers says what is wrong with the file
+    if known not in CONFIG_MAPPING_NAMES:
+        raise TargetError(
+            f"{text}: config.json points to code of its own (auto_map), which normwise never runs; "
+            "give FILE.py:callable that builds the model"
+        )
+
+
+def _pretrained(folder: Path, config: Any) -> Any:
+    from transformers import AutoModel
+
+    options = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+    if type(config) in AutoModel._model_mapping:
+        return AutoModel.from_pretrained(folder, **options).eval()
+    options.pop("trust_remote_code")
+    return model_class(config).from_pretrained(folder, **options).eval()  # type: ignore[attr-defined]
+
+
+def _without_weights(config: Any, name: str, *, generate: bool) -> Target:
+    count = count_parameters(config)
+    if count > _LARGEST_RANDOM:
+        gc.collect()
+        model = build_fake(config)
+        note = f"the folder has no weights: {count:,} parameters examined at full size without any storage"
+        kwargs = generated_inputs(model) if generate else {}
+        return Target(
+            model=model, name=name, kwargs=kwargs, config=config, inputs_from=InputsFrom.INFERRED,
+            weights=Weights.FAKE, notes=(note, "inputs generated") if kwargs else (note,),
+        )  # fmt: skip
+    model = build_model(config)
+    found = find_inputs(model) if generate else None
+    return Target(
+        model=model, name=name, kwargs=found.kwargs if found else {}, config=config,
+        inputs_from=InputsFrom.INFERRED if found else InputsFrom.GIVEN, weights=Weights.RANDOM,
+        notes=("the folder has no weights: random ones were made at full size", *(found.notes if found else ())),
+    )  # fmt: skip
