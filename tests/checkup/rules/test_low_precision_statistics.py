@@ -89,8 +89,33 @@ def test_torchs_own_norms_are_silent(norm: nn.Module, dtype: torch.dtype) -> Non
     assert findings("NUM001", nn.Sequential(nn.Linear(16, 16), norm).to(dtype), x(dtype)) == []
 
 
-def test_a_variance_that_overflows_only_on_large_rows_is_a_warning() -> None:
-    assert severities("NUM001", model(by_var, torch.float16), x(torch.float16)) == ["warning"]
+def test_a_fused_variance_that_overflows_only_on_large_rows_is_worth_knowing() -> None:
+    (found,) = findings("NUM001", model(by_var, torch.float16), x(torch.float16))
+    assert found.severity == "info"
+    assert "overflow the variance" in found.message
+
+
+def squared(x: Tensor) -> Tensor:
+    return x / x.pow(2).sum(-1, keepdim=True).sqrt()
+
+
+def test_a_cosine_similarity_off_the_stream_is_worth_knowing() -> None:
+    similarity = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16), Hand(squared)).half()
+    assert severities("NUM001", similarity, x(torch.float16)) == ["info"]
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = Hand(squared), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+def test_an_l2_norm_on_the_stream_is_an_error() -> None:
+    stack = nn.Sequential(Residual(), Residual(), nn.LayerNorm(16)).half()
+    assert severities("NUM001", stack, x(torch.float16)[None]) == ["error"]
 
 
 @pytest.mark.parametrize("formula", [by_std, cosine])

@@ -3,9 +3,10 @@
 ## What it finds
 A norm written by hand whose squares, mean or variance are computed in float16 or bfloat16. The norm is run by
 itself on three kinds of rows, in the dtypes it really has and in float64: standard normal rows, rows with one element
-of 400, and rows of 400 times standard normal. Where a float16 norm collapses on one large element, that is an error; on
-large rows, or with more than 1 % error on ordinary ones, a warning; otherwise it is worth knowing. Torch's own
-norms, and reductions such as `std` or `vector_norm`, accumulate in float32: they are reported only where they fail.
+of 400, and rows of 400 times standard normal. A float16 norm that loses its row to one large element is an error; one
+that loses only large rows, or errs by more than 1 % on ordinary ones, a warning. Anything else is worth knowing, as are
+cosine similarities off the residual stream. Torch's own norms, and reductions such as `std` or `vector_norm`,
+accumulate in float32 and are reported only where they fail.
 
 ## Why it matters
 float16 ends at 65504, so the square of any element of 256 or more is infinite. Then `rsqrt(inf)` is 0 and the whole
@@ -43,8 +44,10 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
+from normwise.facts.records import Place
 from normwise.facts.rows import alike
 from normwise.facts.sites import Site
+from normwise.spec import Statistic
 from normwise.targets import Target
 
 CODE = "NUM001"
@@ -62,6 +65,9 @@ ACCURATE = 0.01
 COLLAPSED = 0.5
 # Reductions that square and sum in float32 inside, whatever dtype they return (torch 2.13)
 FUSED = frozenset({"var", "std", "var_mean", "std_mean", "linalg_vector_norm", "linalg_norm", "norm", "frobenius_norm"})
+# Where massive activations live. An L2 norm elsewhere (cosine similarity of embeddings, of queries and keys) reads what
+# a norm and a projection bounded: CLIP squares in float16 there, and is sound.
+STREAM = frozenset({Place.PRE, Place.POST, Place.BRANCH, Place.FINAL, Place.EMBEDDING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +79,20 @@ class Judged:
     spike: float
     loud: float
     fused: bool
+    bounded: bool
 
     @property
     def severity(self) -> Severity | None:
         """How bad it is, None where the op is fused and exact enough."""
+        if self.ordinary > ACCURATE:
+            return Severity.WARNING
+        if self.bounded:
+            return Severity.INFO
         if self.spike > COLLAPSED:
             return Severity.ERROR
-        if self.loud > COLLAPSED or self.ordinary > ACCURATE:
-            return Severity.WARNING
-        return None if self.fused else Severity.INFO
+        if self.fused:
+            return Severity.INFO if self.loud > COLLAPSED else None
+        return Severity.WARNING if self.loud > COLLAPSED else Severity.INFO
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -114,6 +125,9 @@ def judge(facts: Facts, site: Site) -> Judged:
         spike=facts.rows.error(call, spike=SPIKE),
         loud=facts.rows.error(call, scale=LOUD),
         fused=bool(readers & FUSED),
+        bounded=site.row.spec is not None
+        and site.row.spec.statistic is Statistic.L2
+        and site.row.placement not in STREAM,
     )
 
 
@@ -126,7 +140,7 @@ def _finding(dtype: str, severity: Severity, groups: list[tuple[Judged, tuple[Si
         paths=paths,
         severity=severity,
         basis=Basis.PROOF if severity is Severity.ERROR else Basis.MEASURED,
-        message=_message(dtype, severity, len(paths), numbers),
+        message=_message(dtype, len(paths), numbers),
         evidence={
             "norms": len(paths),
             "dtype": dtype,
@@ -139,11 +153,13 @@ def _finding(dtype: str, severity: Severity, groups: list[tuple[Judged, tuple[Si
     )
 
 
-def _message(dtype: str, severity: Severity, norms: int, numbers: dict[str, float]) -> str:
+def _message(dtype: str, norms: int, numbers: dict[str, float]) -> str:
     who = f"{counted(norms, 'norm')} in {dtype}"
-    if severity is Severity.ERROR:
-        return f"{who}: one element of {SPIKE:.0f} overflows the mean square, its whole row is lost"
-    if severity is Severity.WARNING and numbers["loud"] > COLLAPSED:
+    if numbers["ordinary"] > ACCURATE:
+        return f"{who}: statistics are off by {numbers['ordinary']:.2%} of the output"
+    if numbers["spike"] > COLLAPSED:
+        return f"{who}: one element of {SPIKE:.0f} overflows the squares, its whole row is lost"
+    if numbers["loud"] > COLLAPSED:
         return f"{who}: rows of {LOUD:.0f} overflow the variance and are lost"
     return f"{who}: statistics are off by {numbers['ordinary']:.2%} of the output"
 
