@@ -48,6 +48,8 @@ _TOKEN = re.compile(r"token_?(id|index|idx)s?(_|$)|_token$|_tok_id$|_index$")
 _EXPERTS = re.compile(r"(num|n)_(local_|routed_)*experts$")
 _TOP_K = re.compile(r"experts_per_tok|moe_topk$|^moe_k$|^moe_top_?k$|^top_k_experts$")
 _INDICES = re.compile(r"ind(ex|ice|exe)s$|_ids$|_idxs$|_layers$|_blocks$")
+_PLACEHOLDERS = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index", "video_token_id", "video_token_index")  # fmt: skip
+_TO_TEXT = {"out_hidden_size", "adapter_out_dim", "output_proj_dims"}  # what a tower hands to the text part
 _CAPS = {
     "num_queries": 20, "max_source_positions": 26, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
     "num_dense_layers": 1, "max_position_embeddings": 1024, "n_positions": 1024, "codebook_size": 64,
@@ -90,17 +92,45 @@ class _Plan:
     widths: Mapping[int, int]  # main width of a part -> its reduced one
     token_ids: Mapping[int, int]
     scale: bool  # whether widths are reduced at all
+    side: int  # of a reduced image of the vision part, in pixels
+    text: int | None  # reduced width of the text part of a multimodal model
+
+    def tokens(self, config: Any, fields: Mapping[str, Any]) -> dict[str, int]:
+        """Return ids for the placeholder tokens that a multimodal configuration leaves open."""
+        if not _sub_configs(config):
+            return {}
+        names = [name for name in _PLACEHOLDERS if name in fields and vars(config).get(name) is None]
+        return {name: _VOCABULARY - 80 - n for n, name in enumerate(names)}
 
     @classmethod
     def of(cls, config: Any, *, widths: bool) -> _Plan:
         everything = list(parts(config))
         mains = sorted({w for part in everything if (w := _main_width(part))})
         ids = sorted({i for part in everything for i in _big_token_ids(part)}, reverse=True)
+        narrow = {old: min(old, _WIDTHS[min(n, len(_WIDTHS) - 1)]) for n, old in enumerate(mains)} if widths else {}
         return cls(
-            widths={old: min(old, _WIDTHS[min(n, len(_WIDTHS) - 1)]) for n, old in enumerate(mains)} if widths else {},
+            widths=narrow,
+            text=_text_width(config, narrow),
+            side=_image_side(config),
             token_ids={old: _VOCABULARY - 1 - n for n, old in enumerate(ids)},
             scale=widths,
         )
+
+
+def _image_side(config: Any) -> int:
+    vision = vars(config).get("vision_config") or config
+    patch, image = _read(vision, "patch_size"), _read(vision, "image_size")
+    return _small_image(image, patch) if isinstance(image, int) and isinstance(patch, int) else 64
+
+
+def _small_image(side: int, patch: int) -> int:
+    return min(side, -(-max(4 * patch, 64) // (2 * patch)) * 2 * patch)
+
+
+def _text_width(config: Any, widths: Mapping[int, int]) -> int | None:
+    """Return the reduced width of the text part of a multimodal model."""
+    text = vars(config).get("text_config")
+    return None if text is None else widths.get(_main_width(text) or 0)
 
 
 def _read(config: Any, name: str) -> Any:
@@ -148,10 +178,17 @@ def _rebuild(config: Any, plan: _Plan) -> Any:
         new = shrinker.reduce(name, value)
         if new != default:
             given[name] = new
-    given |= shrinker.patterns(fields)
+    given |= shrinker.patterns(fields) | shrinker.outputs(config, fresh) | plan.tokens(config, fields)
     recipe = recipe_for(config.model_type)
     given |= recipe.always | (recipe.config if plan.scale else {})
+    if recipe.adjust:
+        recipe.adjust(given, config)
     return cls(**given)
+
+
+def _computed_patterns(config: Any) -> dict[str, Any]:
+    names = ("layer_types", "layers_block_type")
+    return {name: getattr(config, name, None) for name in names if name not in vars(config)}
 
 
 def _fresh(cls: type) -> Any:
@@ -192,7 +229,7 @@ class _Shrinker:
         self.depth = _first_int(config, _MAIN_DEPTH)
         self.lists = {
             name: list(value)
-            for name, value in vars(config).items()
+            for name, value in (vars(config) | _computed_patterns(config)).items()
             if isinstance(value, list | tuple) and len(value) == self.depth and _is_pattern(value)
         }
         self.period = max((_covering_prefix(kinds) for kinds in self.lists.values()), default=0)
@@ -212,6 +249,19 @@ class _Shrinker:
         cut = _thinned if self.period > _LONGEST_PERIOD else _first
         named = {name: kinds for name, kinds in self.lists.items() if name in fields and isinstance(kinds[0], str)}
         return {name: cut(kinds, self.blocks) for name, kinds in named.items()}
+
+    def outputs(self, config: Any, fresh: Any) -> dict[str, Any]:
+        """Return the stages that a backbone hands out: as many as before, spread over the blocks that are left."""
+        wanted = vars(config).get("_out_indices")
+        if not wanted or (fresh is not None and wanted == vars(fresh).get("_out_indices") and self.staged):
+            return {}
+        wanted = [int(i) for i in wanted]
+        if self.staged or not self.depth or self.depth <= self.blocks:
+            return {"out_indices": wanted}
+        total = len(config.stage_names)
+        spread = [max(1, round((i % total) * self.blocks / self.depth)) for i in wanted]
+        distinct = len(set(spread)) == len(spread)
+        return {"out_indices": spread if distinct else list(range(self.blocks + 1))[-len(wanted) :]}
 
     def _head_ratio(self, config: Any) -> float | None:
         """Return by how much a head, or its rotated part, got narrower."""
@@ -236,6 +286,8 @@ class _Shrinker:
             return self.plan.token_ids.get(value, value)
         if value <= 1:
             return value
+        if name in _TO_TEXT and self.plan.text:
+            return self.plan.text
         if name in _CAPS:
             return min(value, _CAPS[name])
         if "vocab_size" in name:
@@ -272,12 +324,14 @@ class _Shrinker:
     def _image(self, value: int) -> int:
         if self.staged:
             return min(value, 224)
-        unit = self.patch or 32
-        return min(value, -(-max(4 * unit, 64) // (2 * unit)) * 2 * unit)
+        return _small_image(value, self.patch or 32)
 
     def _reduce_list(self, name: str, value: list[Any]) -> list[Any]:
         if not value or isinstance(value[0], bool):
             return value
+        if name == "image_grid_pinpoints":
+            unit = min(min(pair) for pair in value)
+            return [[side * self.plan.side // unit for side in pair] for pair in value]
         if self.depth and len(value) == self.depth and self.depth > _BLOCKS and _is_pattern(value, kinds=self.depth):
             value = value[: self.blocks]
         if not all(isinstance(item, int) for item in value):
@@ -307,7 +361,7 @@ class _Shrinker:
 
 def _rounded(value: float, multiple: int) -> int:
     exact = int(value)
-    if exact == value and exact % 2 == 0 and exact >= multiple:
+    if exact == value and exact % min(multiple, 4) == 0 and exact >= multiple:
         return exact
     return max(multiple, round(value / multiple) * multiple)
 

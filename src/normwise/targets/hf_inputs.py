@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from normwise.errors import TargetError
 from normwise.targets.hf_config import parts
+from normwise.targets.hf_recipes import recipe_for
 
 __all__ = ["BATCH", "TIME", "Found", "example_inputs", "find_inputs", "generated_inputs", "one_line"]
 
@@ -145,16 +146,19 @@ class Maker:
                 yield text + kinds
         if text and self.modalities:
             yield self.modalities
-        if "text" in text:
+        if text:
+            yield ("text", "no cache")
             yield ("text", "bare")
 
     def calls(self, plan: tuple[str, ...]) -> Iterator[dict[str, Any] | Exception]:
         """Yield the calls of one plan: every combination of the layouts an argument may have."""
+        recipe = recipe_for(self.config.model_type)
         layouts = {name: self._layouts(name) for name in self._wanted(plan) if name not in _TEXT}
         for choice in itertools.islice(itertools.product(*layouts.values()), _MOST_CALLS):
             try:
                 made = {name: make() for name, make in zip(layouts, choice, strict=True)}
                 kwargs = {name: value for name, value in made.items() if value is not None}
+                kwargs |= recipe.inputs(self) if recipe.inputs else {}
                 yield self.with_text(kwargs, plan) if "text" in plan else kwargs
             except Exception as error:  # a layout that this model cannot have
                 yield error
@@ -180,6 +184,8 @@ class Maker:
                 marks = (block == token).long() * (number if kind == "image" else 3)
                 kinds = torch.cat([kinds[:, :2], marks, kinds[:, 2:]], dim=1)
         call = dict(kwargs)
+        if "no cache" in plan:
+            call["use_cache"] = False
         if "input_ids" in self.names:
             call["input_ids"] = ids
             if "attention_mask" in self.names and "bare" not in plan:
@@ -190,7 +196,7 @@ class Maker:
             call["bbox"] = self.boxes(ids.shape[1])
         if "mm_token_type_ids" in self.names and "image" in plan:
             call["mm_token_type_ids"] = kinds
-        return call
+        return {name: value for name, value in call.items() if name in self.names or name == "use_cache"}
 
     def _placeholders(self, kind: str, token: int, kwargs: dict[str, Any]) -> Tensor:
         count = self._features(kind, kwargs)
@@ -205,6 +211,9 @@ class Maker:
             return self.number("image_seq_length", "mm_tokens_per_image", default=1)
         method = getattr(owner, f"get_{kind}_features")
         accepted = inspect.signature(method).parameters
+        for name, parameter in accepted.items():
+            if parameter.default is parameter.empty and parameter.kind in _NAMED and name not in kwargs:
+                kwargs[name] = self._layouts(name)[0]()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             answer = method(**{name: value for name, value in kwargs.items() if name in accepted})
         return max(1, _rows(answer) // self.batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ __all__ = ["layouts"]
 Make = Callable[[], Any]
 _GRID = (1, 4, 6)  # frames, rows and columns of patches
 _FRAMES = 4
+_HOP = 1920
 
 
 def layouts(maker: Maker, name: str) -> list[Make]:
@@ -61,7 +63,7 @@ def _pixels(maker: Maker) -> list[Make]:
     frames = maker.number("num_frames", "frames_per_clip", default=_FRAMES)
     image = [lambda: maker.noise(b, c, side, side)]
     video = [lambda: maker.noise(b, frames, c, side, side), lambda: maker.noise(b, c, frames, side, side)]
-    tiles = [lambda: maker.noise(b, 1, c, side, side)]
+    tiles = [lambda n=n: maker.noise(b, n, c, side, side) for n in (1, 3, 2, 5)]
     films = hasattr(_vision(maker), "tubelet_size") or hasattr(_vision(maker), "num_frames")
     larger = [lambda: maker.noise(b, c, 224, 224)]
     return video + image if films else image + tiles + video[:1] + larger
@@ -118,23 +120,35 @@ def _mels(maker: Maker) -> int:
 def _mel_frames(maker: Maker) -> list[Make]:
     b, mels, t = maker.batch, _mels(maker), 8 * maker.time
     fixed = 2 * maker.number("max_source_positions", default=t // 2)
+    others = [width for width in dict.fromkeys((*_widths(maker), 160)) if width != mels]
     return [
         lambda: maker.noise(b, mels, fixed),
         lambda: maker.noise(b, t, mels),
         lambda: maker.noise(b, mels, t),
+        *[lambda w=w: maker.noise(b, t, w) for w in others],
         lambda: maker.noise(b, 1, 1001, mels),
     ]
 
 
 def _waves(maker: Maker) -> list[Make]:
-    b, t = maker.batch, maker.time
+    b, t, hop = maker.batch, maker.time, _hop(maker)
     wave = [lambda: maker.noise(b, 320 * t + 80)]
-    channels = [lambda: maker.noise(b, maker.number("audio_channels", "num_channels", default=1), 1920 * t)]
+    channels = maker.number("audio_channels", "channels", default=1)
+    sound = [lambda: maker.noise(b, channels, hop * t)]
     rows = maker.number("max_length", default=8 * t)
     spectrogram = [lambda: maker.noise(b, rows, _mels(maker))]
     if hasattr(maker.config, "num_mel_bins") and not hasattr(maker.config, "conv_dim"):
         return spectrogram + wave
-    return wave + channels + spectrogram
+    return sound + wave + spectrogram if hop != _HOP else wave + sound + spectrogram
+
+
+def _hop(maker: Maker) -> int:
+    """Return how many samples make one frame of a codec."""
+    for part in maker.everything:
+        for name in ("upsampling_ratios", "downsampling_ratios", "upsample_rates", "encoder_ratios"):
+            if ratios := getattr(part, name, None):
+                return math.prod(ratios)
+    return _HOP
 
 
 def _mel_mask(maker: Maker) -> list[Make]:
@@ -146,8 +160,17 @@ def _mel_mask(maker: Maker) -> list[Make]:
 
 
 def _states(maker: Maker) -> list[Make]:
-    width = maker.number("hidden_size", "d_model", "embed_dim", "hidden_dim", default=64)
-    return [lambda: maker.noise(maker.batch, maker.time, width)]
+    """Return [B, T, width] and [B, width, T] for every width the configuration names, its own first."""
+    b, t = maker.batch, maker.time
+    own = maker.number("hidden_size", "d_model", "embed_dim", "hidden_dim", default=64)
+    widths = dict.fromkeys([own, *_widths(maker)])
+    rows = [lambda w=w: maker.noise(b, t, w) for w in widths]
+    return rows + [lambda w=w: maker.noise(b, w, t) for w in widths]
+
+
+def _widths(maker: Maker) -> list[int]:
+    named = re.compile(r"dim$|size$|channels$|bins$|mels$|features$|n_embd")
+    return [v for k, v in vars(maker.config).items() if named.search(k) and type(v) is int and 4 <= v <= 4096]
 
 
 def _hidden(maker: Maker) -> list[Make]:
