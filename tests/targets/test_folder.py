@@ -1,0 +1,109 @@
+"""hf:DIR loads config.json and safetensors, and nothing that could run code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from normwise.errors import TargetError
+from normwise.targets import folder
+from normwise.targets.hf_build import build_model, quiet
+from normwise.targets.hf_config import build_config
+from normwise.targets.target import Weights
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Return a folder with a small BERT."""
+    with quiet():
+        build_model(build_config("bert")).save_pretrained(tmp_path)  # type: ignore[operator]
+    return tmp_path
+
+
+def test_a_folder_gives_its_own_weights(saved: Path) -> None:
+    from safetensors.torch import load_file
+
+    target = folder.load(f"hf:{saved}")
+    stored = load_file(saved / "model.safetensors")
+    assert target.weights is Weights.REAL
+    assert torch.equal(
+        target.model.state_dict()["embeddings.LayerNorm.weight"], stored["embeddings.LayerNorm.weight"]
+    )
+    target.run()
+
+
+def test_a_sharded_folder_loads(tmp_path: Path) -> None:
+    with quiet():
+        model = build_model(build_config("bert"))
+        model.save_pretrained(tmp_path, max_shard_size="200KB")  # type: ignore[operator]
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    loaded = folder.load(f"hf:{tmp_path}").model
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_a_pickle_is_refused_with_the_way_to_convert_it(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    (saved / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    with pytest.raises(TargetError, match=r"pickle \(pytorch_model.bin\).*save_pretrained"):
+        folder.load(f"hf:{saved}")
+
+
+def test_code_beside_the_weights_is_never_run(saved: Path) -> None:
+    config = json.loads((saved / "config.json").read_text())
+    config |= {"model_type": "my_own", "auto_map": {"AutoModel": "modeling.Mine", "AutoConfig": "modeling.Config"}}
+    (saved / "config.json").write_text(json.dumps(config))
+    (saved / "modeling.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
+    with pytest.raises(TargetError, match="auto_map"):
+        folder.load(f"hf:{saved}")
+    assert not (saved / "ran").exists()
+
+
+def test_a_configuration_alone_gets_random_weights_and_says_so(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    target = folder.load(f"hf:{saved}")
+    assert target.weights is Weights.RANDOM
+    assert "no weights" in target.notes[0]
+    target.run()
+
+
+def test_a_large_configuration_alone_is_built_without_storage(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 40, "hidden_size": 5120, "vocab_size": 32000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    target = folder.load(f"hf:{tmp_path}")
+    assert target.weights is Weights.FAKE
+    assert "input_ids" in target.kwargs
+    with torch.no_grad():
+        assert target.run().last_hidden_state.shape[-1] == 5120
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [
+        (lambda path: None, "no config.json"),
+        (lambda path: (path / "config.json").write_text("{"), "cannot be loaded"),
+        (lambda path: (path / "config.json").write_text('{"model_type": "no-such"}'), "cannot be loaded"),
+    ],
+)
+def test_a_folder_that_is_no_model_gives_one_line(tmp_path: Path, prepare: object, words: str) -> None:
+    prepare(tmp_path)  # type: ignore[operator]
+    with pytest.raises(TargetError, match=words) as caught:
+        folder.load(f"hf:{tmp_path}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_is_named() -> None:
+    with pytest.raises(TargetError, match="there is no folder nowhere/at-all"):
+        folder.load("hf:nowhere/at-all")
+
+
+def test_only_folders_and_paths_are_claimed(tmp_path: Path) -> None:
+    assert folder.claims(f"hf:{tmp_path}")
+    assert folder.claims("hf:.")
+    assert not folder.claims("hf:llama")
+    assert not folder.claims("hf:")
+    assert not folder.claims(str(tmp_path))
