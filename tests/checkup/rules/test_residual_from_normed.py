@@ -77,3 +77,19 @@ def test_a_whole_post_norm_block_among_others_is_an_odd_block_not_this() -> None
     model = nn.Sequential(*(PostBlock() if i == 3 else Block() for i in range(8)), nn.LayerNorm(H))
     assert findings("PLC003", model, X) == []
     assert [f.path for f in findings("PLC002", model, X)] == ["3"]
+
+
+class Closed(nn.Module):
+    """A module with a closing norm, followed by an add of its caller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.mix = nn.Sequential(Block(), nn.LayerNorm(H)), nn.Linear(H, H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        return x + self.mix(x)
+
+
+def test_the_closing_norm_of_a_module_is_not_part_of_the_add_that_follows() -> None:
+    assert findings("PLC003", nn.Sequential(Closed(), Block(), Block(), nn.LayerNorm(H)), X) == []

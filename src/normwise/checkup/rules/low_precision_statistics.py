@@ -86,13 +86,12 @@ class Judged:
         """How bad it is, None where the op is fused and exact enough."""
         if self.ordinary > ACCURATE:
             return Severity.WARNING
-        if self.bounded:
-            return Severity.INFO
-        if self.spike > COLLAPSED:
+        if self.spike > COLLAPSED and not self.bounded:
             return Severity.ERROR
-        if self.fused:
-            return Severity.INFO if self.loud > COLLAPSED else None
-        return Severity.WARNING if self.loud > COLLAPSED else Severity.INFO
+        if self.loud > COLLAPSED and not (self.bounded or self.fused):
+            return Severity.WARNING
+        exact = self.spike <= COLLAPSED and self.loud <= COLLAPSED
+        return None if self.fused and exact else Severity.INFO
 
 
 def check(facts: Facts) -> Iterator[Finding]:

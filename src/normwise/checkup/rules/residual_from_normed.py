@@ -32,6 +32,7 @@ from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.facts import Facts
+from normwise.facts.norms import NormCall
 from normwise.facts.records import StackKind
 from normwise.facts.streams import Residual
 from normwise.targets import Target
@@ -88,7 +89,7 @@ def normed_skips(facts: Facts, stack: int) -> tuple[NormedSkip, ...]:
             continue
         norm = add.skip.norms[0]
         first = add.skip.residual is None
-        if not _feeds(facts, add, norm.output) or not _opens(facts, stack, position):
+        if not (_feeds(facts, add, norm.output) and _holds(facts, norm, add) and _opens(facts, stack, position)):
             continue
         hits.append(NormedSkip(stack=stack, position=position, norm=facts.graph.calls[norm.call].path, first=first))
     clean = any(not a.skip.norms and m.wiring.before for a, m in zip(adds, members, strict=True))
@@ -99,6 +100,13 @@ def normed_skips(facts: Facts, stack: int) -> tuple[NormedSkip, ...]:
 def _feeds(facts: Facts, add: Residual, value: int) -> bool:
     """Whether the branch of an add reads a value."""
     return any(op.id in add.region for op in facts.graph.consumers(value))
+
+
+def _holds(facts: Facts, norm: NormCall, add: Residual) -> bool:
+    """Whether the add runs inside the module that owns the norm: a closing norm is no part of what follows its module."""
+    call = facts.graph.calls[norm.call]
+    owner = call.parent if call.leaf else call.id
+    return any(c.id == owner for c in facts.graph.ancestors(add.op.call))
 
 
 def _opens(facts: Facts, stack: int, position: int) -> bool:
