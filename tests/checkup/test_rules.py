@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,6 +15,7 @@ from normwise.checkup import Finding, Report, Severity, rules
 from normwise.targets import Target
 
 RULES = rules.all_rules()
+DOCS = Path(__file__).parents[2] / "docs" / "rules"
 SECTIONS = ("## What it finds", "## Why it matters", "## How to fix it", "## Sources")
 LONGEST_MESSAGE = 100  # characters: one line of a terminal beside code and path
 # by code, prefix (family): RULES speak of axes, batch-norm state, numerics, parameters, placement, ...
@@ -143,6 +145,17 @@ def test_paths_begin_with_the_path_and_are_those_of_modules(reports: dict[tuple[
         for f in own(reports[name, "bad"], rule):
             assert f.path == f.paths[0]
             assert {path.split("#")[0] for path in f.paths} <= modules
+
+
+@each_rule
+def test_a_page_of_the_docs_is_the_docstring_of_its_rule(rule: ModuleType) -> None:
+    page = DOCS / f"{rule.CODE}.md"
+    assert page.exists(), "run `make docs`"
+    assert (rule.__doc__ or "").strip() in page.read_text("utf-8")
+
+
+def test_there_is_no_page_without_a_rule() -> None:
+    assert {p.stem for p in DOCS.glob("*.md")} - {"README"} == {rule.CODE for rule in RULES.values()}
 
 
 def name_of(rule: ModuleType) -> str:

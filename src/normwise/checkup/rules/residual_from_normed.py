@@ -103,7 +103,7 @@ def _feeds(facts: Facts, add: Residual, value: int) -> bool:
 
 
 def _holds(facts: Facts, norm: NormCall, add: Residual) -> bool:
-    """Whether the add runs inside the module that owns the norm: a closing norm is no part of what follows its module."""
+    """Whether the add runs inside the module that owns the norm: a closing norm is no part of what follows it."""
     call = facts.graph.calls[norm.call]
     owner = call.parent if call.leaf else call.id
     return any(c.id == owner for c in facts.graph.ancestors(add.op.call))
