@@ -62,7 +62,7 @@ class Finding:
     def fingerprint(self) -> str:
         """Return a stable identity: code and path with the layer numbers collapsed."""
         role = re.sub(r"\d+", "*", self.path)
-        return hashlib.sha256(f"{self.code}\0{role}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.code}\0{role}".encode(errors="backslashreplace")).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

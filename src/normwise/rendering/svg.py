@@ -25,6 +25,7 @@ _PLOT_HEIGHT = 190
 _LABEL_GAP = 15  # between the labels at the ends of the lines, in pixels
 _CHARACTER = 7.6  # width of a small bold capital, in pixels
 _X_TICKS, _Y_TICKS = 8, 6
+_SMALLEST, _LARGEST = 1e-300, 1e300  # what an axis holds, so that its ends can be widened without overflow
 _FEWEST_FOR_LOG = 1.2  # a range below this ratio is widened, or its ticks would all read the same
 _DOTS_UP_TO = 40  # points carry a dot up to here; beyond, dots would cover the line
 _STRIP_HEIGHT, _WIDEST_CELL, _MOST_CELLS = 22, 34, 400
@@ -129,19 +130,20 @@ class _Frame:
 
     @classmethod
     def around(cls, values: Sequence[float | None], count: int, log: bool) -> _Frame:
-        usable = [value for value in values if value is not None and math.isfinite(value) and (value > 0 or not log)]
+        usable = [value for value in values if value is not None and _fits(value, log)]
         low, high = min(usable, default=1.0), max(usable, default=10.0)
         if log and high / low < _FEWEST_FOR_LOG:
             low, high = low / 2, high * 2
         elif high == low:
-            low, high = low - 1, high + 1
+            margin = max(abs(low) / 2, 1.0)
+            low, high = low - margin, high + margin
         return cls(count, low, high, log)
 
     def x(self, step: int) -> float:
         return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * (step / max(self.count - 1, 1)), 1)
 
     def y(self, value: float) -> float | None:
-        if not math.isfinite(value) or (self.log and value <= 0):
+        if not _fits(value, self.log):
             return None
         low, high, at = (
             (math.log(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
@@ -173,6 +175,10 @@ class _Frame:
             if len(inside) >= 3:
                 return inside[:: math.ceil(len(inside) / _Y_TICKS)]
         return [self.low, self.high]
+
+
+def _fits(value: float, log: bool) -> bool:
+    return (_SMALLEST if log else -_LARGEST) <= value <= _LARGEST
 
 
 def _round_step(step: float) -> int:

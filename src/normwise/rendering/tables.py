@@ -121,7 +121,8 @@ def by_terminal(width: int | None, color: bool | None) -> tuple[int, bool]:
     if width is None:
         width = min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDEST)
     if color is None:
-        color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        unwanted = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        color = sys.stdout.isatty() and not unwanted
     return max(width, _NARROWEST), color
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from normwise.checkup.report import Report
 
 __all__ = [
-    "CURVES", "FORMULAS", "KINDS", "MARKS", "MOST_PLACES", "NormRow", "curve", "effect", "evidence", "headline", "inputs", "no_norms",
-    "norm_rows", "places", "profiles", "stack_words", "unchanged", "weights",
+    "CURVES", "FORMULAS", "KINDS", "MARKS", "MOST_PLACES", "NormRow", "curve", "effect", "evidence", "headline",
+    "inputs", "no_norms", "norm_rows", "places", "profiles", "stack_words", "unchanged", "weights",
 ]  # fmt: skip
 
 KINDS = {

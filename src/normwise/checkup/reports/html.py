@@ -19,7 +19,7 @@ from normwise.checkup.finding import Finding
 from normwise.checkup.reports import _view
 from normwise.checkup.reports._words import Words, words
 from normwise.facts.records import ProfileRow, Stack, StackKind, Sublayer
-from normwise.rendering.cleaning import clean
+from normwise.rendering.cleaning import clean, shorten
 from normwise.rendering.collapse import collapse_paths
 from normwise.rendering.drawing import Block, block
 from normwise.rendering.numbers import number, quantity, size
@@ -45,6 +45,7 @@ _BRANCHES = {
 _UNKNOWN_BRANCH = (("?",),)
 _MOST_PINS = 10  # beyond, their labels would cover each other
 _MOST_PATHS = 80  # of one finding or one line of the map; the JSON report has all
+_LONGEST_TILE = 24  # characters
 _MOST_ROWS = 300  # of the map, or a page could grow without end
 
 
@@ -112,7 +113,12 @@ def render(report: Report, *, full: bool = False, lang: str = "en") -> str:
 def _template() -> Template:
     """Compile the page once; every expression in it passes ``_shown``, then the autoescape."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     source = files("normwise.checkup.reports").joinpath("report.html.jinja").read_text("utf-8")
     return environment.from_string(source)
@@ -132,7 +138,7 @@ def _tiles(report: Report, rows: Sequence[_view.NormRow], say: Words) -> list[tu
     tiles.append(_tile(say.count(len(report.norms), "norm"), "plain"))
     if report.placement.stacks:
         largest = report.placement.stacks[0]
-        kind = clean(largest.name) if largest.name else say(_view.KINDS[largest.kind])
+        kind = shorten(clean(largest.name), _LONGEST_TILE) if largest.name else say(_view.KINDS[largest.kind])
         tiles.append((kind, say.count(largest.sublayers, "sublayer"), "plain"))
     return tiles
 

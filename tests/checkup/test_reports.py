@@ -1,0 +1,462 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from rich.cells import cell_len
+from tests.checkup.sample_reports import HOSTILE, SAMPLES, decoder, empty, encoder, faulty, hostile
+
+from normwise.checkup import reports
+from normwise.checkup.report import Report
+from normwise.checkup.reports import html as html_format
+from normwise.checkup.reports._words import ZH, words
+from normwise.facts.records import ProfileRow, StackKind
+
+PART_FILES = files("normwise.checkup.reports")
+SCHEMA = json.loads(PART_FILES.joinpath("schema-1.json").read_text("utf-8"))
+TEMPLATE = PART_FILES.joinpath("report.html.jinja").read_text("utf-8")
+SNAPSHOT = Path(__file__).parent.parent / "data" / "report_sample.txt"
+
+every_format = pytest.mark.parametrize("name", reports.names())
+every_sample = pytest.mark.parametrize("sample", SAMPLES)
+
+
+def text(report: Report, **options: Any) -> str:
+    return reports.render(report, "text", **{"width": 100, "color": False, **options})
+
+
+class Page(HTMLParser):
+    """Collects elements and their attributes, and checks that they nest."""
+
+    VOID = ("meta", "br", "img", "link", "input", "hr")
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+# every format, every sample
+
+
+@every_format
+@every_sample
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_every_format_names_every_finding_and_norm(name: str, sample: str, full: bool, lang: str) -> None:
+    report = SAMPLES[sample]()
+    page = reports.render(report, name, full=full, lang=lang, width=400)
+    assert page.endswith("\n")
+    for finding in report.findings:
+        assert finding.code in page
+    if full and sample != "hostile":
+        assert [norm.path for norm in report.norms if norm.path not in page] == []
+
+
+@every_format
+@every_sample
+def test_no_format_lets_a_control_or_hidden_character_through(name: str, sample: str) -> None:
+    page = reports.render(SAMPLES[sample](), name)
+    assert (
+        re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]", page)
+        == []
+    )
+
+
+@every_format
+def test_every_format_shows_hostile_text_as_text(name: str) -> None:
+    page = reports.render(hostile(), name, width=4000)
+    visible = {
+        "json": '"target": ' + json.dumps(HOSTILE),
+        "html": "&lt;script&gt;alert(1)",
+        "text": "[bold red]hi[/bold red]",
+    }
+    assert visible[name] in page
+
+
+@every_format
+def test_a_saved_report_is_what_is_rendered(name: str, tmp_path: Path) -> None:
+    part = reports.FORMATS[name]
+    for suffix in part.SUFFIXES:
+        path = reports.save(hostile(), tmp_path / f"report{suffix}")
+        assert path.read_text("utf-8") == reports.render(hostile(), name, **part.FILE_OPTIONS)
+    assert len(list(tmp_path.iterdir())) == len(part.SUFFIXES)
+
+
+@every_format
+def test_no_format_grows_without_end(name: str) -> None:
+    large = decoder(depth=200)
+    assert len(reports.render(large, name)) < 1_200_000
+
+
+# the family
+
+
+def test_the_formats_are_known_by_name_and_suffix() -> None:
+    assert reports.names() == ("html", "json", "text")
+    assert reports.suffixes() == {".html": "html", ".htm": "html", ".json": "json", ".txt": "text"}
+
+
+def test_an_unknown_format_is_told_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="no format is called 'pdf': choose from html, json, text"):
+        reports.render(empty(), "pdf")
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="no report format has the option 'colour': color, full, lang, width"):
+        reports.render(empty(), "json", colour=True)
+
+
+@pytest.mark.parametrize("name", ["text", "html"])
+def test_an_unknown_language_is_told_the_known_ones(name: str) -> None:
+    with pytest.raises(ValueError, match="reports speak en, zh, got 'fr'"):
+        reports.render(empty(), name, lang="fr")
+
+
+@pytest.mark.parametrize("name", ["report.pdf", "report", "report.json.gz"])
+def test_an_unknown_suffix_is_told_the_known_ones_and_nothing_is_written(name: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=re.escape(f"{name} names no report format: let it end in .htm, .html, .json, .txt")
+    ):
+        reports.save(empty(), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        reports.save(empty(), path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_saved_report_can_be_read_by_whoever_may_read_new_files(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("")
+    path = reports.save(empty(), tmp_path / "report.txt")
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_the_report_itself_prints_saves_and_shows(tmp_path: Path) -> None:
+    report = encoder()
+    assert str(report) == reports.render(report, "text")
+    assert report.to_json() == reports.render(report, "json")
+    assert report._repr_html_() == report.to_html() == reports.render(report, "html")
+    assert report.save(tmp_path / "r.html").read_text("utf-8") == report.to_html()
+
+
+# text
+
+
+def test_the_text_of_a_report_with_six_findings_is_as_recorded() -> None:
+    assert text(faulty()) == SNAPSHOT.read_text("utf-8")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+@every_sample
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_text_never_exceeds_the_width(sample: str, width: int, lang: str) -> None:
+    page = text(SAMPLES[sample](), width=width, lang=lang)
+    assert max(map(cell_len, page.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_model_of_28_layers_fits_one_screen(width: int) -> None:
+    assert len(text(decoder(28), width=width).splitlines()) <= 45
+
+
+def test_repeated_blocks_are_one_line_unless_asked_for_all() -> None:
+    assert re.search(
+        r"model\.layers\.\{0-27\}\.input_layernorm +×28 +rms +-1 +1e-6 +fp32 +w +pre", text(decoder(), width=120)
+    )
+    assert "model.layers.13.input_layernorm" in text(decoder(), full=True)
+
+
+def test_a_block_that_differs_has_its_own_line() -> None:
+    report = decoder(6)
+    odd = replace(report.norms[4], spec=replace(report.norms[4].spec, eps=1e-5))  # pyright: ignore[reportArgumentType]
+    page = text(replace(report, norms=(*report.norms[:4], odd, *report.norms[5:])), width=120)
+    assert re.search(r"layers\.\{0,2-5\}\.input_layernorm +×5 .* 1e-6", page)
+    assert re.search(r"layers\.1\.input_layernorm  +rms .* 1e-5", page)
+
+
+def test_the_verdict_is_on_top_and_says_that_the_model_is_unchanged() -> None:
+    first, second, *_ = text(faulty()).splitlines()
+    assert first == "normwise check demo:faulty-decoder"
+    assert second == "2 errors · 3 warnings · 1 info · 3 passed · 3 not checked · 1.8 s · model unchanged"
+
+
+def test_a_changed_model_is_said_loudly() -> None:
+    assert "MODEL CHANGED" in text(replace(empty(), unchanged=False))
+    assert "CHANGED" not in text(replace(empty(), unchanged=None)).upper()
+
+
+def test_a_model_without_norms_is_told_so_clearly() -> None:
+    assert "No normalization found\n  the model ran, and nothing in it normalizes activations\n" in text(empty())
+    assert "the model was not run" in text(replace(empty(), inputs="none"))
+    assert "dataflow was lost" in text(replace(empty(), breaks=faulty().breaks))
+    assert "No normalization found" in reports.render(empty(), "html")
+
+
+@pytest.mark.parametrize("name", ["text", "html"])
+def test_silence_never_looks_like_a_pass(name: str) -> None:
+    report = replace(empty(), passed=(), not_checked=faulty().not_checked)
+    page = reports.render(report, name, width=200)
+    assert "no rule could be judged" in page
+    assert all(each.why in page for each in report.not_checked)
+
+
+@pytest.mark.parametrize("name", ["text", "html"])
+def test_a_map_shows_no_verdicts(name: str) -> None:
+    page = reports.render(replace(decoder(), rules_run=False, passed=(), not_checked=()), name)
+    assert "113 norms" in re.sub("<[^>]*>+", " ", page).replace("  ", " ")
+    assert not re.search("no findings|passed|Passed|not checked", page)
+
+
+def test_the_rung_of_the_inputs_and_every_assumption_is_disclosed() -> None:
+    page = text(decoder())
+    assert "inputs inferred from the model · weights random (structure counts, magnitudes do not)" in page
+    assert all(f"- {note}" in page for note in decoder().notes)
+
+
+def test_a_finding_has_its_evidence_effect_fix_and_where_to_read_on() -> None:
+    page = text(faulty())
+    head = "E NUM003 half-precision-statistics  model.layers.{3-11}.input_layernorm ×9           basis: measured\n"
+    body = """\
+  squares overflow in float16: rows come out as zero
+  largest input: 412 · square: inf · zero rows: 37 of 1024
+  effect  with statistics in float32: 37 zero rows → 0 zero rows
+  fix     compute the mean square in float32 and cast back
+  why     normwise explain NUM003
+"""
+    assert head + body in page
+
+
+def test_nan_in_the_profile_is_seen() -> None:
+    assert re.search(r"residual  ▄!!  1 → 0", text(hostile()))
+
+
+def test_the_placement_of_each_stack_is_in_words() -> None:
+    page = text(faulty())
+    assert "stack 0  pre-norm  x + F(N(x)) · 12 blocks · 24 sublayers · final norm: yes" in page
+    assert "stack 1  mixed: none ×4, pre ×2 · 4 blocks · 6 sublayers · starts with a norm" in page
+    assert "ends with its own" in text(encoder())
+
+
+def test_the_words_around_the_data_are_chinese_where_asked_and_the_data_are_not() -> None:
+    page = text(faulty(), lang="zh")
+    assert "2 个错误 · 3 个警告" in page
+    assert "发现的问题" in page
+    assert "model.layers.{0-11}" in page
+
+
+def test_every_phrase_has_its_chinese() -> None:
+    sources = [each.read_text("utf-8") for each in PART_FILES.iterdir() if each.name.endswith((".py", ".jinja"))]
+    said = {phrase for source in sources for phrase in re.findall(r"\bsay\(\s*\"([^\"]+)\"", source)}
+    assert len(said) > 20
+    assert said <= set(ZH)
+    assert all(words("zh")(phrase) != phrase for phrase in ZH if phrase not in ("eps",))
+
+
+# JSON
+
+
+@every_sample
+def test_json_is_strict_and_valid_by_the_schema(sample: str) -> None:
+    document = json.loads(SAMPLES[sample]().to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    jsonschema.Draft202012Validator(SCHEMA).validate(document if sample != "hostile" else {**document, "weights": "x"})
+
+
+@pytest.mark.parametrize("change", [{"schema": 2}, {"inputs": "guessed"}, {"norms": [{}]}, {"profile": None}])
+def test_the_schema_refuses_what_is_no_report(change: dict[str, object]) -> None:
+    document = {**json.loads(empty().to_json()), **change}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(SCHEMA).validate(document)
+
+
+def test_a_norm_is_one_flat_row() -> None:
+    row = json.loads(decoder().to_json())["norms"][0]
+    expected = {
+        "path": "model.layers.0.input_layernorm", "kind": "rms", "axes": [-1], "eps": 1e-06, "eps_inside": True,
+        "biased": True, "stats_dtype": "float32", "weight": "vector", "weight_offset": 0, "bias": False,
+        "cast": "before_weight", "gated": False, "groups": None, "placement": "pre", "stack": 0, "layer": 0, "calls": 1,
+        "native": False, "evidence": "verified", "source": "modeling.py:57", "note": None,
+    }  # fmt: skip
+    assert {key: row[key] for key in expected} == expected
+    assert isinstance(row["weight_offset"], int)
+
+
+def test_a_norm_that_is_not_understood_is_of_kind_other_and_says_why() -> None:
+    (row,) = [row for row in json.loads(faulty().to_json())["norms"] if row["path"] == "vision.0.norm"]
+    assert (row["kind"], row["eps"], row["axes"], row["evidence"]) == ("other", None, None, "unknown")
+    assert row["note"] == "a root of a sum over time"
+
+
+def test_json_has_every_key_of_the_schema_in_the_design() -> None:
+    document = json.loads(faulty().to_json())
+    assert set(document) >= {
+        "schema", "target", "inputs", "versions", "cost", "placement", "norms", "not_executed", "breaks", "profile",
+        "findings", "passed", "not_checked",
+    }  # fmt: skip
+    assert document["placement"]["stacks"][1]["mixture"] == {"none": 4, "pre": 2}
+    assert document["findings"][1]["paths"][0] == "model.layers.3.input_layernorm"
+    assert document["findings"][0]["paths"] == ["vision.0.norm"]
+
+
+def test_numbers_that_json_lacks_are_strings() -> None:
+    document = json.loads(hostile().to_json())
+    assert [row["residual_rms"] for row in document["profile"]] == [1.0, "nan", 0.0]
+    assert document["profile"][1]["branch_rms"] == "inf"
+    assert document["findings"][0]["counterfactual"]["after"] == "-inf"
+
+
+def test_evidence_of_any_type_becomes_plain() -> None:
+    import torch
+
+    evidence = {"tensor": torch.tensor([1.0, float("nan")]), "scalar": torch.tensor(3), "dtype": torch.float16,
+                "kind": StackKind.PRE, "set": {2, 1}, "none": None, 7: (1, 2)}  # fmt: skip
+    finding = replace(encoder().findings[0], evidence=evidence)
+    found = json.loads(replace(empty(), findings=(finding,)).to_json())["findings"][0]["evidence"]
+    assert found == {
+        "tensor": [1.0, "nan"], "scalar": 3, "dtype": "torch.float16", "kind": "pre", "set": [1, 2], "none": None,
+        "7": [1, 2],
+    }  # fmt: skip
+
+
+def test_json_holds_the_names_exactly() -> None:
+    assert json.loads(hostile().to_json())["target"] == HOSTILE
+
+
+# HTML
+
+
+@every_sample
+@pytest.mark.parametrize("full", [False, True])
+def test_the_page_nests_and_has_known_elements_only(sample: str, full: bool) -> None:
+    page = Page(reports.render(SAMPLES[sample](), "html", full=full))
+    tags = {tag for tag, _ in page.elements}
+    assert not tags & {"script", "img", "link", "iframe", "object", "embed", "form", "base", "a", "foreignobject"}
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+
+
+def test_hostile_text_creates_no_element() -> None:
+    harmless = replace(
+        hostile(), target="t", notes=("n",), weights="w", versions={"v": "1"}, not_executed=("x",),
+        findings=tuple(replace(f, message="m", fix="f") for f in hostile().findings),
+    )  # fmt: skip
+    attacked = [tag for tag, _ in Page(hostile().to_html()).elements]
+    assert attacked == [tag for tag, _ in Page(harmless.to_html()).elements]
+
+
+def test_the_page_forbids_every_source_and_loads_nothing() -> None:
+    page = faulty().to_html()
+    (policy,) = [a["content"] for _, a in Page(page).elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    assert not re.search(r"url\(|@import|src=|href=", page)
+    assert set(re.findall(r"https?://[^\"'<\s]+", page)) <= {"http://www.w3.org/2000/svg"}
+
+
+@every_sample
+def test_the_page_is_small(sample: str) -> None:
+    assert len(SAMPLES[sample]().to_html().encode()) < 300_000
+
+
+def test_the_page_of_a_model_with_hundreds_of_layers_is_small() -> None:
+    assert len(decoder(400).to_html().encode()) < 300_000
+
+
+def test_the_page_stays_small_where_nothing_repeats() -> None:
+    report = decoder(28)
+    many = tuple(replace(norm, path=f"n{i}x{j}y.norm") for i in range(40) for j, norm in enumerate(report.norms))
+    page = replace(report, norms=many).to_html()
+    assert len(page.encode()) < 300_000
+    assert f"+{len(many) - 300} in the JSON report" in page
+
+
+def test_the_page_works_in_the_dark_and_on_a_phone() -> None:
+    page = faulty().to_html()
+    assert "prefers-color-scheme: dark" in page
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+
+
+def test_every_style_is_confined_to_the_report_so_that_a_notebook_keeps_its_own() -> None:
+    (style,) = re.findall(r"<style>(.*?)</style>", faulty().to_html(), flags=re.DOTALL)
+    selectors = [part.strip() for group in re.findall(r"([^{}]+)\{", style) for part in group.split(",")]
+    assert len(selectors) > 40
+    assert [s for s in selectors if not s.startswith((".nw", "@media", "body:has(> .nw)"))] == []
+
+
+def test_findings_are_pinned_to_the_depth_where_they_are() -> None:
+    page = faulty().to_html()
+    assert "NUM003 ×9</text>" in page
+    assert "PLC001</text>" not in page
+
+
+def test_a_finding_at_every_place_is_pinned_nowhere() -> None:
+    paths = ["m.0", "m.0", "m.1"]
+    assert html_format._first("m", paths) is None
+    assert html_format._first("", paths) is None
+    assert html_format._first("m.1.norm", paths) == 2
+    assert html_format._first("m.10", paths) is None
+
+
+def test_the_page_says_the_language_it_is_in() -> None:
+    assert '<html lang="zh-CN">' in reports.render(faulty(), "html", lang="zh")
+    assert '<html lang="en">' in faulty().to_html()
+
+
+def test_a_profile_without_numbers_draws_no_chart() -> None:
+    bare = ProfileRow(stack=0, sublayer=0, path="a", residual_rms=None, branch_rms=None, grad_rms=None)
+    assert "Profile by depth" not in replace(encoder(), profile=(bare,)).to_html()
+    assert "residual" not in text(replace(encoder(), profile=(bare,)))
+
+
+# the template
+
+
+def unquoted(template: str) -> list[str]:
+    markup = re.sub(r"\{#.*?#\}|\{%.*?%\}|<style>.*?</style>", " ", template, flags=re.DOTALL)
+    markup = re.sub(r"\{\{.*?\}\}", "X", markup, flags=re.DOTALL)
+    tags = re.findall(r"<[a-zA-Z][^<>]*>", re.sub(r'="[^"]*"', '=""', markup))
+    return [tag for tag in tags if not re.fullmatch(r'<[a-zA-Z0-9]+(\s+[a-zA-Z-]+="")*\s*>', tag)]
+
+
+def test_every_attribute_of_the_template_is_quoted() -> None:
+    assert unquoted(TEMPLATE.replace("<!DOCTYPE html>", "")) == []
+
+
+@pytest.mark.parametrize("bad", ["<p class={{ x }}>", "<p class='{{ x }}'>", "<p hidden>", "<p {{ x }}>"])
+def test_the_guard_sees_an_attribute_without_quotes(bad: str) -> None:
+    assert unquoted(bad)
+
+
+def test_the_template_switches_no_escape_off() -> None:
+    assert not re.search(r"\|\s*safe|autoescape|Markup", TEMPLATE)
