@@ -21,8 +21,8 @@ from normwise.graph import ALIAS, Op, Ref
 
 __all__ = ["Candidate", "candidates"]
 
-# roots followed per value: the statistics of every norm seen in practice are at most five full-size values away
-_ROOTS = 8
+# roots followed per value: the statistics of every norm seen in practice are at most eight values away
+_ROOTS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,7 @@ class _Interpreter(Reductions):
         return self.found
 
     def _keep(self, value: int, terms: Terms) -> None:
-        full_size = not any(t.reduced for t in terms.values())
-        if full_size and self.graph.values[value].floating and (self.flow.act[value] or self.flow.learned[value]):
+        if self.graph.values[value].floating and (self.flow.act[value] or self.flow.learned[value]):
             terms[value] = Term(ndim=len(self.graph.values[value].shape))
         if len(terms) > _ROOTS:
             terms = {r: terms[r] for r in sorted(terms)[-_ROOTS:]}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from normwise.facts import native
+from normwise.facts import vocabulary as ops
 from normwise.facts.calls import NormCall
 from normwise.facts.derived import derived_call
 from normwise.facts.flow import Flow
@@ -15,9 +16,11 @@ from normwise.facts.homogeneity import candidates
 from normwise.facts.native_calls import native_call
 from normwise.facts.records import Evidence
 from normwise.facts.replay import Replayer
-from normwise.graph import Recording
+from normwise.graph import Op, Recording
 
 __all__ = ["NormCall", "NormCalls", "find"]
+
+_WEIGHT_NORM = frozenset({"_weight_norm", "_weight_norm_interface"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,25 +32,63 @@ class NormCalls:
     weights: tuple[NormCall, ...]  # weight standardisation, weight norm
 
 
+def _weight_norm(op: Op) -> NormCall:
+    return NormCall(
+        op=op,
+        input=op.inputs[0],
+        core=op.outputs[0],
+        output=op.outputs[0],
+        spec=None,
+        call=op.call,
+        native=True,
+        evidence=Evidence.DERIVED,
+        members=frozenset({op.id}),
+        note="weight norm",
+    )
+
+
+def _serves_as_weight(flow: Flow, value: int) -> bool:
+    """Whether a normalized parameter becomes the weight of a linear map, and not an activation (learned latents)."""
+    pending, seen = [value], set()
+    while pending and len(seen) < 50:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for op in flow.graph.consumers(current):
+            if op.short not in ops.LINEAR | ops.CONV | ops.MATMUL | ops.ATTENTION:
+                pending.extend(op.outputs)
+            elif op.inputs[0] != current:
+                return True
+    return False
+
+
 def find(recording: Recording, flow: Flow, model: nn.Module) -> NormCalls:
     """Return every norm that a recorded run executed."""
     graph = recording.graph
     replayer = Replayer(recording, model)
     norms: list[NormCall] = []
+    apart: list[NormCall] = []
+    weights: list[NormCall] = []
     natives: set[int] = set()
     for op in graph.ops:
         found = native.read(graph, op) if op.outputs else None
         if found is not None and op.inputs:
             natives.add(op.id)
-            norms.append(native_call(flow, op, found, replayer))
-    apart: list[NormCall] = []
-    weights: list[NormCall] = []
+            call = native_call(flow, op, found, replayer)
+            standardizes = (
+                not flow.act[call.input] and flow.learned[call.input] and _serves_as_weight(flow, call.output)
+            )
+            (weights if standardizes else norms).append(call)
+        elif op.short in _WEIGHT_NORM:
+            weights.append(_weight_norm(op))
     for candidate in candidates(flow, skip=frozenset(natives)):
         if candidate.statistic.count < 1:
             continue
         if not flow.act[candidate.root]:
             if flow.learned[candidate.root] and candidate.statistic.second:
-                weights.append(derived_call(flow, candidate, replayer))
+                call = derived_call(flow, candidate, replayer)
+                (weights if _serves_as_weight(flow, call.output) else norms).append(call)
         elif candidate.statistic.second:
             norms.append(derived_call(flow, candidate, replayer))
         elif candidate.statistic.stat in ("mean", "l1", "amax"):

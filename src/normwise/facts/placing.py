@@ -66,7 +66,11 @@ class _Placer:
     # -- streams worth reporting ---------------------------------------------------------
 
     def _main_streams(self) -> list[Stream]:
-        kept = [s for s in self.all.streams if s.nested_in is None and (len(s.adds) > 1 or self._touched(s))]
+        kept = [
+            s
+            for s in self.all.streams
+            if s.nested_in is None and not s.long_skip and (len(s.adds) > 1 or self._touched(s))
+        ]
         if any(len(s.adds) > 1 for s in kept):  # beside a stack, a lone add is a head or a stem
             kept = [s for s in kept if len(s.adds) > 1]
         return sorted(kept, key=lambda s: (-len(s.adds), s.adds[0].op.id))

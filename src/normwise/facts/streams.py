@@ -19,6 +19,8 @@ from normwise.graph import Op
 
 __all__ = ["Residual", "Stream", "Streams", "find"]
 
+# a stream whose every branch holds a stream of its own of at least this many adds is a long skip: one block has two
+_LONG = 2
 _FUSED = frozenset({"addmm", "baddbmm", "addbmm", "addmv"})
 _AFFINE = ops.ADD | ops.SUB | ops.MUL | ops.DIV | ops.DROPOUT | {"neg"}
 _ADDS = ops.ADD | {"addcmul", "lerp", "sub", "subtract"}
@@ -30,6 +32,7 @@ class Stream:
 
     adds: list[Residual]
     nested_in: int | None = None  # index of the residual whose branch holds this stream
+    long_skip: bool = False  # only spans other streams
 
     @property
     def origin(self) -> int:
@@ -268,13 +271,16 @@ class Streams(Chains):
             nearest = max(common, key=lambda v: self.graph.values[v].producer)
             chain = self.chain(nearest)
             chain = Chain(
-                [operands[skip], *chain.values], chain.norms, chain.scales, chain.root, chain.residual, chain.ops
+                [operands[skip], *chain.values], list(chain.norms), chain.scales, chain.root, chain.residual, chain.ops
             )
             region = self._region([operands[branch]], Chain([nearest], [], [], nearest, None))
             if region is None or not any(self._bends(self.graph.ops[o]) for o in region):
                 continue  # two linear maps of one value (a low-rank adapter) are one map
             residual = self._make(op, chain, [operands[branch]], region, [])
             residual.shortcut = set(ones[nearest])
+            for norm in chain.norms:  # pre-activation: one norm before both the branch and the projection
+                residual.region |= norm.members | {norm.op.id}
+            chain.norms.clear()
             return residual
         return None
 
@@ -369,6 +375,22 @@ class Streams(Chains):
             outer = [o for o in inside if o is not None and o not in mine]
             if outer and len(outer) == len(inside):
                 stream.nested_in = outer[0]
+        self._lift(streams)
+
+    def _lift(self, streams: list[Stream]) -> None:
+        """Report the streams inside a long skip (image restoration, a U-Net's outer add), not the long skip."""
+        holder = {r.index: s for s in streams for r in s.adds}
+        inside: dict[int, list[Stream]] = {}
+        for stream in streams:
+            if stream.nested_in is not None and len(stream.adds) > 1:
+                inside.setdefault(id(holder.get(self._final(stream.nested_in))), []).append(stream)
+        # an outer add comes after everything in its branch: outermost first
+        for stream in sorted(streams, key=lambda s: -s.adds[-1].op.id):
+            held = inside.get(id(stream), [])
+            if sum(len(h.adds) for h in held) >= _LONG * len(stream.adds) and len(held) >= len(stream.adds):
+                stream.long_skip = True
+                for nested in held:
+                    nested.nested_in = stream.nested_in
 
 
 def find(flow: Flow, norms: Iterable[NormCall]) -> Streams:
