@@ -260,6 +260,15 @@ def test_a_finding_has_its_evidence_effect_fix_and_where_to_read_on() -> None:
     assert head + body in page
 
 
+def test_evidence_breaks_between_facts_and_lists_of_paths_are_collapsed() -> None:
+    evidence = {f"measured_number_{i}": 1.5 for i in range(7)} | {"gains": [f"h.{i}.norm.weight" for i in range(40)]}
+    page = text(replace(encoder(), findings=(replace(encoder().findings[0], evidence=evidence),)), width=80)
+    lines = [line.strip() for line in page.splitlines() if "measured number" in line]
+    assert len(lines) == 3
+    assert all(line.startswith("measured") and line.endswith("1.5") for line in lines[:2])
+    assert "gains: h.{0-39}.norm.weight" in page
+
+
 def test_nan_in_the_profile_is_seen() -> None:
     assert re.search(r"residual  ▄!!  1 → 0", text(hostile()))
 
@@ -417,7 +426,9 @@ def test_every_style_is_confined_to_the_report_so_that_a_notebook_keeps_its_own(
 def test_findings_are_pinned_to_the_depth_where_they_are() -> None:
     page = faulty().to_html()
     assert "NUM003 ×9</text>" in page
-    assert "PLC001</text>" not in page
+    assert "PLC001</text>" not in page  # the whole model
+    assert "PAR001" in page
+    assert not re.search(r"PAR001[^<]*</text>", page)  # every layer
 
 
 def test_a_finding_at_every_place_is_pinned_nowhere() -> None:

@@ -31,13 +31,15 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def ratio(before: float, after: float) -> str:
-    """Spell how much a positive value grew or shrank.
+    """Spell how much a positive value grew or shrank; nothing where it hardly changed.
 
     Examples:
-        >>> ratio(2.0, 30.0), ratio(30.0, 2.0), ratio(0.01, 4.56)
-        ('×15', '÷15', '×460')
+        >>> ratio(2.0, 30.0), ratio(30.0, 2.0), ratio(0.01, 4.56), ratio(1.0, 1.01)
+        ('×15', '÷15', '×460', '')
     """
     if not (math.isfinite(before) and math.isfinite(after)) or before <= 0 or after <= 0:
+        return ""
+    if max(before, after) / min(before, after) < _FLAT:
         return ""
     return f"×{_plain(after / before)}" if after >= before else f"÷{_plain(before / after)}"
 

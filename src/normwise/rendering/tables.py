@@ -120,10 +120,9 @@ def by_terminal(width: int | None, color: bool | None) -> tuple[int, bool]:
     """
     if width is None:
         width = min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDEST)
-    if color is None:
-        unwanted = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-        color = sys.stdout.isatty() and not unwanted
-    return max(width, _NARROWEST), color
+    unwanted = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    colored = sys.stdout.isatty() and not unwanted if color is None else color
+    return max(width, _NARROWEST), colored
 
 
 def draw(parts: Iterable[RenderableType], *, width: int, color: bool) -> str:

@@ -254,6 +254,8 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{clean(key)} {_value(inner)}" for key, inner in list(value.items())[:_MOST_ITEMS])
     if isinstance(value, (list, tuple, set, frozenset)):
-        items = [_value(inner) for inner in list(value)[:_MOST_ITEMS]]
-        return ", ".join([*items, "…"] if len(value) > _MOST_ITEMS else items)
+        paths = all(isinstance(inner, str) for inner in value)
+        items = [group.label for group in collapse_paths(value)] if paths else list(value)
+        shown = [_value(item) for item in items[:_MOST_ITEMS]]
+        return ", ".join([*shown, "…"] if len(items) > _MOST_ITEMS else shown)
     return clean(value)

@@ -233,11 +233,12 @@ def _chart(rows: Sequence[ProfileRow], report: Report, say: Words) -> Markup | N
 
 
 def _hits(report: Report, paths: Sequence[str]) -> list[tuple[int, Finding]]:
-    """Return at which steps of depth which findings are; what holds everywhere is nowhere."""
+    """Return at which steps of depth which findings are; what holds in every module is pinned nowhere."""
     found = []
     for finding in report.findings:
         steps = {step for place in finding.paths or (finding.path,) if (step := _first(place, paths)) is not None}
-        found += [(step, finding) for step in sorted(steps)]
+        if len(steps) < len(set(paths)):
+            found += [(step, finding) for step in sorted(steps)]
     return found
 
 

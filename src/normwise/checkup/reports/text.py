@@ -217,7 +217,7 @@ def _curve(name: str, wide: int, values: Sequence[float | None]) -> RenderableTy
 def _findings(report: Report, say: Words, full: bool, width: int) -> Iterator[list[RenderableType]]:
     for index, finding in enumerate(report.findings):
         title = [_title(say("Findings"), str(len(report.findings)))] if not index else []
-        yield [*title, *_head(finding, say, full, width), *_body(finding, say)]
+        yield [*title, *_head(finding, say, full, width), *_body(finding, say, width)]
 
 
 def _head(finding: Finding, say: Words, full: bool, width: int) -> list[RenderableType]:
@@ -234,14 +234,25 @@ def _head(finding: Finding, say: Words, full: bool, width: int) -> list[Renderab
     return [Text.assemble(head, " " * max(room + 4, 2), basis), _indent(where)]
 
 
-def _body(finding: Finding, say: Words) -> list[RenderableType]:
+def _body(finding: Finding, say: Words, width: int) -> list[RenderableType]:
     body: list[RenderableType] = [_indent(safe(finding.message))]
     if facts := _view.evidence(finding.evidence):
-        body.append(_indent(Text(" · ").join(Text.assemble((f"{name}: ", "dim"), value) for name, value in facts)))
+        body += map(_indent, _packed([Text.assemble((f"{name}: ", "dim"), value) for name, value in facts], width - 2))
     rows = [(say("effect"), safe(_view.effect(finding, say)))] if finding.counterfactual else []
     rows.append((say("fix"), safe(finding.fix, "green")))
     rows.append((say("why"), Text(f"normwise explain {clean(finding.code)}", "dim")))
     return [*body, pairs((Text(name, "dim"), content) for name, content in rows)]
+
+
+def _packed(facts: Sequence[Text], width: int) -> list[Text]:
+    """Fill lines with facts, so that a line ends between two of them where it can."""
+    lines: list[Text] = []
+    for fact in facts:
+        if lines and lines[-1].cell_len + fact.cell_len + 3 <= width:
+            lines[-1].append(" · ").append_text(fact)
+        else:
+            lines.append(fact.copy())
+    return lines
 
 
 def _verdicts(report: Report, say: Words) -> list[RenderableType]:
