@@ -7,11 +7,20 @@ never run. A folder with a configuration alone is examined without real weights,
 from __future__ import annotations
 
 import gc
+import json
 from pathlib import Path
 from typing import Any
 
 from normwise.errors import TargetError
-from normwise.targets.hf_build import build_fake, build_model, count_parameters, library, model_class, quiet
+from normwise.targets.hf_build import (
+    build_fake,
+    build_model,
+    count_parameters,
+    library,
+    model_class,
+    model_types,
+    quiet,
+)
 from normwise.targets.hf_inputs import find_inputs, generated_inputs, one_line
 from normwise.targets.target import InputsFrom, Target, Weights
 
@@ -89,15 +98,11 @@ def _look(folder: Path, text: str) -> None:
 
 def _refuse_own_code(folder: Path, text: str) -> None:
     """Refuse a folder whose model exists only as code beside the weights."""
-    import json
-
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
     try:
         known = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except ValueError:
         return  # transformers says what is wrong with the file
-    if known not in CONFIG_MAPPING_NAMES:
+    if known not in model_types():
         raise TargetError(
             f"{text}: config.json points to code of its own (auto_map), which normwise never runs; "
             "give FILE.py:callable that builds the model"

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import difflib
 import gc
-from typing import Any
-
-import torch
-from torch import nn
 
 from normwise.errors import TargetError
 from normwise.targets import folder
-from normwise.targets.hf_build import build_fake, build_model, count_parameters, library, quiet
+from normwise.targets.hf_build import build_fake, build_model, count_parameters, library, model_types, quiet
 from normwise.targets.hf_config import build_config
 from normwise.targets.hf_inputs import example_inputs, find_inputs, one_line
 from normwise.targets.target import InputsFrom, Target, Weights
@@ -73,10 +69,8 @@ def _target(text: str, model_type: str, *, widths: bool, note: str, generate: bo
 
 
 def _known(name: str) -> str:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    alike = {_plain(known): known for known in CONFIG_MAPPING_NAMES}
-    if name in CONFIG_MAPPING_NAMES:
+    alike = {_plain(known): known for known in model_types()}
+    if name in alike.values():
         return name
     if _plain(name) in alike:
         return alike[_plain(name)]

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from normwise.errors import TargetError
 from normwise.targets.hf_recipes import recipe_for
 
-__all__ = ["build_fake", "build_model", "count_parameters", "library", "model_class", "quiet"]
+__all__ = ["build_fake", "build_model", "count_parameters", "library", "model_class", "model_types", "quiet"]
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-_HEADS_LAST = ("MODEL_FOR_PRETRAINING", "MODEL_FOR_CAUSAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_MULTIMODAL_LM")
+_HEADS = ("MODEL_FOR_PRETRAINING", "MODEL_FOR_CAUSAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_MULTIMODAL_LM")
 
 
 def library(text: str) -> None:
@@ -32,6 +32,12 @@ def library(text: str) -> None:
     """
     if importlib.util.find_spec("transformers") is None:
         raise TargetError(f"{text}: this needs transformers, which is not installed; pip install 'normwise[hf]'")
+
+
+def model_types() -> list[str]:
+    """Return every model type that transformers knows."""
+    mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING_NAMES
+    return list(mapping)
 
 
 @contextlib.contextmanager
@@ -58,7 +64,7 @@ def _silent_logging() -> Iterator[None]:
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
+    logging.set_verbosity(50)  # above everything that is logged
     logging.disable_progress_bar()
     try:
         yield
@@ -78,7 +84,7 @@ def model_class(config: Any) -> type[nn.Module]:
 
     names = [recipe_for(config.model_type).cls, _first(modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type))]
     names += list(config.architectures or [])
-    for family in (*_HEADS_LAST, *sorted(dir(modeling_auto))):
+    for family in (*_HEADS, *sorted(dir(modeling_auto))):
         mapping = getattr(modeling_auto, f"{family.removesuffix('_MAPPING_NAMES')}_MAPPING_NAMES", None)
         if isinstance(mapping, dict) and family != "CONFIG_MAPPING_NAMES":
             names.append(_first(mapping.get(config.model_type)))
@@ -120,7 +126,9 @@ def _own_class(module: Any, config: Any) -> type[nn.Module]:
         and "forward" in {name for base in cls.__mro__[: cls.__mro__.index(PreTrainedModel)] for name in vars(base)}
     ] if module else []  # fmt: skip
     if not own:
-        raise TargetError("transformers has no model class of its own for this configuration, only one that contains it")
+        raise TargetError(
+            "transformers has no model class of its own for this configuration, only one that contains it"
+        )
     return next((cls for cls in own if cls.__name__.endswith("Model")), own[0])
 
 
@@ -162,6 +170,7 @@ def build_fake(config: Any, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
         return made[id(tensor)]
 
     for module in model.modules():
+        held: dict[str, Any]
         for held in (module._parameters, module._buffers, module.__dict__):
             held.update({name: fake(value) for name, value in held.items() if isinstance(value, Tensor)})
     return model

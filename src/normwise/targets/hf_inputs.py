@@ -11,7 +11,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,10 @@ __all__ = ["BATCH", "TIME", "Found", "example_inputs", "find_inputs", "generated
 
 BATCH, TIME = 2, 13  # unequal to each other and to every width
 
-_IMAGE = ("pixel_values", "image_grid_thw", "image_grid_hws", "image_sizes", "pixel_attention_mask", "spatial_shapes",
-          "image_position_ids", "pixel_position_ids", "target_sizes", "aspect_ratio_ids", "aspect_ratio_mask")  # fmt: skip
+_IMAGE = (
+    "pixel_values", "image_grid_thw", "image_grid_hws", "image_sizes", "pixel_attention_mask", "spatial_shapes",
+    "image_position_ids", "pixel_position_ids", "target_sizes", "aspect_ratio_ids", "aspect_ratio_mask",
+)  # fmt: skip
 _AUDIO = ("input_features", "input_values", "input_features_mask", "feature_attention_mask", "audio_input_features")
 _EXTRAS = (*_IMAGE[1:], *_AUDIO[2:4])  # what a call may have or not, beside the data itself
 _MOST_CALLS = 24
@@ -153,12 +155,14 @@ class Maker:
     def calls(self, plan: tuple[str, ...]) -> Iterator[dict[str, Any] | Exception]:
         """Yield the calls of one plan: every combination of the layouts an argument may have."""
         recipe = recipe_for(self.config.model_type)
-        layouts = {name: self._layouts(name) for name in self._wanted(plan) if name not in _TEXT}
+        given = recipe.inputs(self) if recipe.inputs else {}
+        wanted = [name for name in self._wanted(plan) if name not in _TEXT and name not in given]
+        layouts = {name: self._layouts(name) for name in wanted}
         for choice in itertools.islice(itertools.product(*layouts.values()), _MOST_CALLS):
             try:
                 made = {name: make() for name, make in zip(layouts, choice, strict=True)}
                 kwargs = {name: value for name, value in made.items() if value is not None}
-                kwargs |= recipe.inputs(self) if recipe.inputs else {}
+                kwargs |= given
                 yield self.with_text(kwargs, plan) if "text" in plan else kwargs
             except Exception as error:  # a layout that this model cannot have
                 yield error
@@ -234,7 +238,7 @@ class Maker:
         """Return the number of token ids."""
         sizes = [v for p in self.everything if isinstance(v := vars(p).get("vocab_size"), int) and v > 0]
         try:
-            sizes.append(self.model.get_input_embeddings().num_embeddings)
+            sizes.append(cast(Any, self.model).get_input_embeddings().num_embeddings)
         except Exception:  # no text, or several embeddings
             sizes.append(sizes[0] if sizes else 100)
         return min(sizes) if decoder or not sizes else min(sizes[-1], *sizes)

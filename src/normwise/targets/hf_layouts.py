@@ -37,7 +37,8 @@ def layouts(maker: Maker, name: str) -> list[Make]:
 def _vision(maker: Maker) -> Any:
     """Return the part of the configuration that describes images."""
     parts = maker.everything
-    named = [getattr(p, n) for p in parts for n in ("vision_config", "backbone_config", "image_encoder") if hasattr(p, n)]
+    names = ("vision_config", "backbone_config", "image_encoder")
+    named = [getattr(p, n) for p in parts for n in names if hasattr(p, n)]
     own = [p for p in (*named, *parts) if p is not None and (hasattr(p, "patch_size") or hasattr(p, "image_size"))]
     return own[0] if own else maker.config
 
@@ -54,7 +55,14 @@ def image_side(maker: Maker) -> int:
 
 def _pixels(maker: Maker) -> list[Make]:
     side, c, b = image_side(maker), _channels(maker), maker.batch
-    flat = [lambda: maker.noise(b * math.prod(_GRID), _patch_values(maker))]
+    count, values = b * math.prod(_GRID), _patch_values(maker)
+    p = maker.number("patch_size", default=16, of=_vision(maker))
+    flat = [
+        lambda: maker.noise(count, values),
+        lambda: maker.noise(count, 2 * values),
+        lambda: maker.noise(count, c, p, p),
+        lambda: maker.noise(1, count, c, p, p),
+    ]
     if _has(maker, "image_grid_thw", "grid_thw", "image_grid_hws", "grid_hws"):
         return flat
     naflex = [lambda: maker.noise(b, _GRID[1] * _GRID[2], _patch_values(maker))]
@@ -63,6 +71,9 @@ def _pixels(maker: Maker) -> list[Make]:
     frames = maker.number("num_frames", "frames_per_clip", default=_FRAMES)
     image = [lambda: maker.noise(b, c, side, side)]
     video = [lambda: maker.noise(b, frames, c, side, side), lambda: maker.noise(b, c, frames, side, side)]
+    if "aspect_ratio_ids" in maker.names:
+        tiles = maker.number("max_num_tiles", default=4, of=_vision(maker))
+        return [lambda: maker.noise(b, 1, tiles, c, side, side)]
     tiles = [lambda n=n: maker.noise(b, n, c, side, side) for n in (1, 3, 2, 5)]
     films = hasattr(_vision(maker), "tubelet_size") or hasattr(_vision(maker), "num_frames")
     larger = [lambda: maker.noise(b, c, 224, 224)]
@@ -112,8 +123,10 @@ def _aspect_mask(maker: Maker) -> list[Make]:
 
 
 def _mels(maker: Maker) -> int:
-    names = ("num_mel_bins", "feature_projection_input_dim", "n_mels", "input_feat_per_channel", "num_mels",
-             "feature_size", "input_dim", "input_size", "mel_bins", "input_feat_size", "model_in_dim", "num_bins")  # fmt: skip
+    names = (
+        "num_mel_bins", "feature_projection_input_dim", "n_mels", "input_feat_per_channel", "num_mels",
+        "feature_size", "input_dim", "input_size", "mel_bins", "input_feat_size", "model_in_dim", "num_bins",
+    )  # fmt: skip
     return maker.number(*names, default=80)
 
 
