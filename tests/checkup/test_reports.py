@@ -214,6 +214,10 @@ def test_the_verdict_is_on_top_and_says_that_the_model_is_unchanged() -> None:
     assert second == "2 errors · 3 warnings · 1 info · 3 passed · 3 not checked · 1.8 s · model unchanged"
 
 
+def test_in_colour_the_errors_of_the_verdict_are_bold_and_red() -> None:
+    assert "\x1b[1;31m2 errors\x1b[0m" in text(faulty(), color=True)
+
+
 def test_a_changed_model_is_said_loudly() -> None:
     assert "MODEL CHANGED" in text(replace(empty(), unchanged=False))
     assert "CHANGED" not in text(replace(empty(), unchanged=None)).upper()

@@ -132,10 +132,10 @@ def _tiles(report: Report, rows: Sequence[_view.NormRow], say: Words) -> list[tu
     """Return the numbers on top: value, name, tone."""
     tiles = []
     if report.rules_run:
-        tiles += [_tile(text, tone) for text, tone in _view.headline(report, say) if tone not in ("plain",)][:4]
-        tiles.append(_tile(say.count(len(report.passed), "passed"), "plain"))
-        tiles.append(_tile(say.count(len(report.not_checked), "not checked"), "plain"))
-    tiles.append(_tile(say.count(len(report.norms), "norm"), "plain"))
+        tiles += [_tile(text, tone, say) for text, tone in _view.headline(report, say) if tone != "plain"]
+        tiles.append(_tile(say.count(len(report.passed), "passed"), "plain", say))
+        tiles.append(_tile(say.count(len(report.not_checked), "not checked"), "plain", say))
+    tiles.append(_tile(say.count(len(report.norms), "norm"), "plain", say))
     if report.placement.stacks:
         largest = report.placement.stacks[0]
         kind = shorten(clean(largest.name), _LONGEST_TILE) if largest.name else say(_view.KINDS[largest.kind])
@@ -143,9 +143,10 @@ def _tiles(report: Report, rows: Sequence[_view.NormRow], say: Words) -> list[tu
     return tiles
 
 
-def _tile(sentence: str, tone: str) -> tuple[str, str, str]:
+def _tile(sentence: str, tone: str, say: Words) -> tuple[str, str, str]:
     """Split "28 norms" into the number and its name; a sentence without a number is all value."""
     head, _, rest = sentence.partition(" ")
+    rest = rest[1:] if say.lang == "zh" else rest  # without its measure word
     return (head, rest, tone) if head.isdigit() else (sentence, "", tone)
 
 

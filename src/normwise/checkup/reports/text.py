@@ -44,7 +44,8 @@ _EVIDENCE_WORDS = {
 _MOST_LINES = 8  # of a list of paths, unless full
 _LONGEST_WHY = 160
 _LONGEST_PLACES, _ALL = 240, 100_000
-_SPARKLINE = 48
+_SPARKLINE, _BESIDE_SPARKLINE = 48, 42  # at most so many bars; so many columns for the name and the ends
+_DOT = Text.assemble((" · ", "dim"))
 
 
 def render(
@@ -77,7 +78,7 @@ def _sections(report: Report, say: Words, full: bool, width: int) -> Iterator[li
     yield _placement(report, say)
     yield _norms(report, say, full, width)
     yield from _besides(report, say, full)
-    yield _profile(report, say)
+    yield _profile(report, say, width)
     yield from _findings(report, say, full, width)
     yield _verdicts(report, say)
 
@@ -93,7 +94,7 @@ def _indent(content: RenderableType, by: int = 2) -> Padding:
 def _headline(report: Report, say: Words, width: int) -> list[RenderableType]:
     verb = "check" if report.rules_run else "map"
     target = Text.assemble((f"normwise {verb} ", "bold"), safe(report.target, "bold cyan"))
-    verdict = Text(" · ", "dim").join(Text(part, _STYLES[tone]) for part, tone in _view.headline(report, say))
+    verdict = _DOT.join(Text(part, _STYLES[tone]) for part, tone in _view.headline(report, say))
     gap = width - target.cell_len - verdict.cell_len
     top = [Text.assemble(target, " " * gap, verdict)] if gap >= 2 else [target, verdict]
     about = f"{say('inputs')} {_view.inputs(report, say)} · {say('weights')} {_view.weights(report, say)}"
@@ -192,14 +193,17 @@ def _some(lines: list[str], say: Words, full: bool) -> list[str]:
     return [*lines[:_MOST_LINES], f"+{len(lines) - _MOST_LINES} {say('more')} (--full)"]
 
 
-def _profile(report: Report, say: Words) -> list[RenderableType]:
+def _profile(report: Report, say: Words, width: int) -> list[RenderableType]:
     by_stack = _view.profiles(report)
     lines: list[RenderableType] = []
     for stack, rows in by_stack.items():
         curves = {name: values for name in _view.CURVES if (values := _view.curve(rows, name))}
         names = {name: (f"{stack} " if len(by_stack) > 1 else "") + say(name) for name in curves}
         wide = max((cell_len(name) for name in names.values()), default=0)
-        lines += [_curve(names[name], wide, values) for name, values in curves.items()]
+        lines += [
+            _curve(names[name], wide, values, min(_SPARKLINE, max(width - _BESIDE_SPARKLINE, 8)))
+            for name, values in curves.items()
+        ]
     return (
         [_title(say("Profile by depth"), say("root mean square, first to last sublayer, log scale")), *lines]
         if lines
@@ -207,11 +211,11 @@ def _profile(report: Report, say: Words) -> list[RenderableType]:
     )
 
 
-def _curve(name: str, wide: int, values: Sequence[float | None]) -> RenderableType:
+def _curve(name: str, wide: int, values: Sequence[float | None], bars: int) -> RenderableType:
     first, last = ([value for value in values if value is not None][end] for end in (0, -1))
     ends = f"{number(first)} → {number(last)}  {ratio(first, last)}"
     pad = " " * (wide - cell_len(name) + 2)
-    return _indent(Text.assemble(name, pad, (sparkline(values, _SPARKLINE), "cyan"), f"  {ends}"))
+    return _indent(Text.assemble(name, pad, (sparkline(values, bars), "cyan"), f"  {ends}"))
 
 
 def _findings(report: Report, say: Words, full: bool, width: int) -> Iterator[list[RenderableType]]:
