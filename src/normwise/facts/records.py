@@ -72,6 +72,7 @@ class NormSite:
     weight_path: str | None = None
     bias_path: str | None = None
     shape: tuple[int, ...] = ()  # of the norm's input
+    dtype: str | None = None  # of the norm's input
     class_name: str = ""  # for display only, never consulted
 
 

@@ -56,6 +56,7 @@ def _site(graph: Graph, path: str, members: list[NormCall], placed: Placed | Non
         weight_path=_name(graph, first.weight),
         bias_path=_name(graph, first.bias),
         shape=graph.values[first.input].shape,
+        dtype=graph.values[first.input].dtype,
         class_name=graph.calls[first.call].class_name,
     )
     return Site(row=row, calls=tuple(members))

@@ -82,7 +82,7 @@ def _stack(stack: Stack) -> dict[str, Any]:
 def _norm(site: NormSite) -> dict[str, Any]:
     return {
         "path": site.path,
-        **_spec(site.spec),
+        **_spec(site),
         "placement": site.placement,
         "stack": site.stack,
         "layer": site.layer,
@@ -98,9 +98,9 @@ def _norm(site: NormSite) -> dict[str, Any]:
     }
 
 
-def _spec(spec: NormSpec | None) -> dict[str, Any]:
+def _spec(site: NormSite) -> dict[str, Any]:
     """Return the flat fields of a spec; all null but the kind where the form is not understood."""
-    form = spec or NormSpec()
+    form = site.spec or NormSpec()
     fields = {
         "kind": form.kind,
         "scope": form.scope,
@@ -111,7 +111,8 @@ def _spec(spec: NormSpec | None) -> dict[str, Any]:
         "eps_inside": form.eps_inside,
         "eps_clamp": form.eps_clamp,
         "biased": form.biased,
-        "stats_dtype": form.stats_dtype,
+        "stats_dtype": form.stats_dtype or site.dtype,  # a norm without a cast keeps the dtype of its input
+        "upcast": form.stats_dtype is not None,
         "weight": form.weight,
         "weight_offset": int(form.weight_offset) if float(form.weight_offset).is_integer() else form.weight_offset,
         "bias": form.bias,
@@ -126,7 +127,7 @@ def _spec(spec: NormSpec | None) -> dict[str, Any]:
         "running": form.running,
         "momentum": form.momentum,
     }
-    return fields if spec else {**dict.fromkeys(fields), "kind": "other"}
+    return fields if site.spec else {**dict.fromkeys(fields), "kind": "other"}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
