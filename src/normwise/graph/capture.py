@@ -6,7 +6,7 @@ reach the mode whole, so there is no decomposition to undo and no-op casts stay 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -55,7 +55,9 @@ class Tracer(TorchDispatchMode):
 
     supports_higher_order_operators: ClassVar[bool] = True
 
-    def __init__(self, model: nn.Module, *, inputs: Any, fake: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, *, inputs: Any, fake: bool = False, stand_ins: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.graph = Graph(fake=fake)
         self.calls = CallStack(model)
@@ -71,16 +73,17 @@ class Tracer(TorchDispatchMode):
         self._storages: dict[int, _Storage] = {}
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.data: list[bool] = []  # by value: depends on an input of the model
-        self._register(model, inputs)
+        self._register(model, inputs, stand_ins or {})
 
     # -- what exists before the run ------------------------------------------------------
 
-    def _register(self, model: nn.Module, inputs: Any) -> None:
+    def _register(self, model: nn.Module, inputs: Any, stand_ins: Mapping[str, torch.Tensor]) -> None:
         for kind, named in (
             (ValueKind.PARAM, model.named_parameters(remove_duplicate=False)),
             (ValueKind.BUFFER, model.named_buffers(remove_duplicate=False)),
         ):
-            for path, tensor in named:
+            for path, own in named:
+                tensor = stand_ins.get(path, own)
                 known = self._known.get(id(tensor))
                 if known is not None:
                     self.graph.values[known[0]].names += (path,)

@@ -187,7 +187,7 @@ def refs(argument: Any) -> Iterator[int]:
             yield from refs(item)
 
 
-_TAGGED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_TAGGED = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -199,6 +199,8 @@ def _plain(item: Any) -> Any:
         return {"$ref": item.value}
     if isinstance(item, Source):
         return {"$source": [item.file, item.line, item.function]}
+    if isinstance(item, torch.device):
+        return {"$device": str(item)}
     if isinstance(item, _TAGGED):
         return {"$torch": str(item)}
     if isinstance(item, complex):
@@ -218,9 +220,10 @@ def _revive(item: Any) -> Any:
             return Ref(item["$ref"])
         if "$source" in item:
             return Source(*item["$source"])
+        if "$device" in item:
+            return torch.device(item["$device"])
         if "$torch" in item:
-            name = item["$torch"].removeprefix("torch.")
-            return getattr(torch, name) if hasattr(torch, name) else torch.device(name)
+            return getattr(torch, item["$torch"].removeprefix("torch."))
         if "$complex" in item:
             return complex(*item["$complex"])
         return {k: _revive(v) for k, v in item.items()}

@@ -7,13 +7,12 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import nn
 
 from normwise.errors import TraceError
-from normwise.graph.capture import Tracer, tensors_in
+from normwise.graph import fakes
+from normwise.graph.capture import Tracer
 from normwise.graph.data import Graph
 from normwise.graph.guard import as_found
 from normwise.targets import unwrap
@@ -57,8 +56,11 @@ def trace(target: Target, *, evaluate: bool | None = True, partial: bool = False
 def _run(target: Target, mode: str, partial: bool) -> Recording:
     model = target.model
     runner, _ = unwrap(model)
-    fake = fake_mode_of(model, target)
-    tracer = Tracer(model, inputs=(target.args, dict(target.kwargs)), fake=fake is not None)
+    fake = fakes.mode_of(model, (target.args, dict(target.kwargs)))
+    stand_ins = {} if fake is not None else fakes.stand_ins(model)
+    if stand_ins:
+        fake = next(iter(stand_ins.values())).fake_mode
+    tracer = Tracer(model, inputs=(target.args, dict(target.kwargs)), fake=fake is not None, stand_ins=stand_ins)
     tracer.graph.mode = mode
     grad = torch.inference_mode() if mode == "inference" else torch.no_grad()
     failed: list[str] = []
@@ -74,7 +76,7 @@ def _run(target: Target, mode: str, partial: bool) -> Recording:
             stack.enter_context(tracer.calls.following(tracer.values_of, tracer.leave))
             stack.enter_context(tracer)
             try:
-                output = runner(*target.args, **target.kwargs)
+                output = fakes.call(model, runner, stand_ins, target.args, dict(target.kwargs))
             except Exception:
                 failed.append(tracer.calls.calls[-1].path)
                 raise
@@ -113,14 +115,3 @@ def _eager() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-def fake_mode_of(model: nn.Module, target: Target) -> Any:
-    """Return the FakeTensorMode that a model's parameters or inputs live in, or None."""
-    module = sys.modules.get("torch._subclasses.fake_tensor")
-    if module is None:
-        return None
-    for tensor in [*model.parameters(), *model.buffers(), *tensors_in((target.args, dict(target.kwargs)))]:
-        if isinstance(tensor, module.FakeTensor):
-            return tensor.fake_mode
-    return None
