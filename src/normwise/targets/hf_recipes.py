@@ -91,6 +91,11 @@ RECIPES: dict[str, Recipe] = {
     "deepseek_ocr2_text": Recipe(
         always={"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "num_experts_per_tok": 2}
     ),
+    **dict.fromkeys(
+        ("chameleon_vqgan", "emu3_vqgan", "janus_vqgan", "glm_image_vqmodel"),
+        Recipe(always={"base_channels": 32, "num_res_blocks": 1, "resolution": 64}),
+    ),
+    "mamba2": Recipe(config={"num_heads": 8, "head_dim": 16}),
     **dict.fromkeys(("chameleon", "emu3"), Recipe(always={"vocabulary_map": {"<image>": 250, "IMGIMGAZ": 251}})),
     "falcon_h1": Recipe(config={"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8}),
     "llama4_vision_model": Recipe(adjust=_four_to_one),

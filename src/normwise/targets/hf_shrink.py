@@ -47,8 +47,8 @@ _INDICES = re.compile(r"ind(ex|ice|exe)s$|_ids$|_idxs$|_layers$|_blocks$")
 _TO_TEXT = {"out_hidden_size", "adapter_out_dim", "output_proj_dims"}  # what a tower hands to the text part
 _CAPS = {
     "num_queries": 20, "mm_tokens_per_image": 4, "max_source_positions": 28, "n_group": 2, "topk_group": 1,
-    "first_k_dense_replace": 1, "num_dense_layers": 1, "max_position_embeddings": 1024, "n_positions": 1024, "codebook_size": 64,
-    "num_embeddings": 64,
+    "first_k_dense_replace": 1, "num_dense_layers": 1, "max_position_embeddings": 1024, "n_positions": 1024,
+    "codebook_size": 64, "num_embeddings": 64,
 }  # fmt: skip
 
 
