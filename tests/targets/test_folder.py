@@ -31,9 +31,7 @@ def test_a_folder_gives_its_own_weights(saved: Path) -> None:
     target = folder.load(f"hf:{saved}")
     stored = load_file(saved / "model.safetensors")
     assert target.weights is Weights.REAL
-    assert torch.equal(
-        target.model.state_dict()["embeddings.LayerNorm.weight"], stored["embeddings.LayerNorm.weight"]
-    )
+    assert torch.equal(target.model.state_dict()["embeddings.LayerNorm.weight"], stored["embeddings.LayerNorm.weight"])
     target.run()
 
 
