@@ -5,10 +5,11 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import torch
 from torch import nn
 
 from normwise import targets
@@ -32,10 +33,25 @@ def check(
     model: nn.Module | Target | str,
     inputs: Any = None,
     *,
+    padded_inputs: Any = None,
+    lengths: Any = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Any = None,
+    checkpoint: Mapping[str, torch.Tensor] | None = None,
+    reference: nn.Module | None = None,
+    config: Any = None,
+    train_step: Callable[..., Any] | None = None,
+    eval_fn: Callable[..., Any] | None = None,
+    loader: Iterable[Any] | None = None,
+    load_info: Any = None,
+    online: nn.Module | None = None,
+    dtype: torch.dtype | None = None,
+    claims: tuple[str, ...] = (),
+    inputs_other_rank: Any = None,
     select: Iterable[str] | None = None,
     ignore: Iterable[str] | None = None,
     effort: str = "normal",
-    **evidence: Any,
+    **more: Any,
 ) -> Report:
     """Map every norm of a model and judge it by the rules.
 
@@ -44,10 +60,25 @@ def check(
     Args:
         model: a module, a Target, or any TARGET string ("hf:bert", "model.py:build", ...).
         inputs: one call's inputs: a tuple of positional arguments, a dict of keyword arguments, or one tensor.
+        padded_inputs: the same samples in the same rows with padding appended; further rows may follow.
+        lengths: valid length of each row of ``padded_inputs``, in input steps.
+        optimizer: what trains the model: are gains decayed, are they in it at all.
+        scheduler: its learning-rate schedule.
+        checkpoint: the state dict the model was loaded from.
+        reference: a model known to be right.
+        config: a dict or transformers configuration that the model was built from.
+        train_step: ``train_step(model, *inputs)`` does forward and backward, and may step.
+        eval_fn: ``eval_fn(model, batches)``, with an iterable of the model's first input.
+        loader: yields tuples whose leading elements are the model's inputs.
+        load_info: what ``load_state_dict`` or transformers' ``output_loading_info`` returned.
+        online: the live model of which ``model`` is the averaged copy.
+        dtype: the dtype it will run in; a copy is cast.
+        claims: what the model promises, for example ``("causal",)``.
+        inputs_other_rank: inputs that another rank may see.
         select: codes, code families or names of the rules to run; all by default.
         ignore: codes, code families or names of rules to leave out.
         effort: "read" (one traced pass), "normal", or "full".
-        evidence: further fields of ``Target``: optimizer, checkpoint, padded_inputs, dtype, ...
+        more: further fields of ``Target`` (``name``).
 
     Returns:
         A report: ``print`` it, ``save`` it, or read ``findings``, ``norms`` and ``placement``.
@@ -64,6 +95,24 @@ def check(
         >>> [(n.path, str(n.placement)) for n in report.norms]
         [('norm1', 'post'), ('norm2', 'post')]
     """
+    evidence = _given(
+        padded_inputs=padded_inputs,
+        lengths=lengths,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        checkpoint=checkpoint,
+        reference=reference,
+        config=config,
+        train_step=train_step,
+        eval_fn=eval_fn,
+        loader=loader,
+        load_info=load_info,
+        online=online,
+        dtype=dtype,
+        claims=claims or None,
+        inputs_other_rank=inputs_other_rank,
+        **more,
+    )
     if effort not in EFFORTS:
         raise ValueError(f"effort is one of {', '.join(EFFORTS)}, got {effort!r}")
     from normwise.checkup import rules
@@ -81,6 +130,10 @@ def map(model: nn.Module | Target | str, inputs: Any = None, **evidence: Any) ->
         evidence: further fields of ``Target``.
     """
     return _report(targets.target(model, inputs, **evidence), {}, "read", judged=False)
+
+
+def _given(**evidence: Any) -> dict[str, Any]:
+    return {name: value for name, value in evidence.items() if value is not None}
 
 
 def _report(target: Target, rules: dict[str, Any], effort: str, *, judged: bool) -> Report:
