@@ -26,7 +26,7 @@ from normwise.targets.target import InputsFrom, Target, Weights
 
 __all__ = ["EXAMPLE", "claims", "load"]
 
-EXAMPLE = "hf:DIR"
+EXAMPLE = "hf:./DIR"
 _PREFIX = "hf:"
 _LARGEST_RANDOM = 500_000_000  # parameters: 2 GB in float32; beyond, the model is built without weights
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")

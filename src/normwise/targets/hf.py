@@ -13,7 +13,7 @@ import gc
 from normwise.errors import TargetError
 from normwise.targets import folder
 from normwise.targets.hf_build import build_fake, build_model, count_parameters, library, model_types, quiet
-from normwise.targets.hf_config import build_config
+from normwise.targets.hf_config import build_config, departures
 from normwise.targets.hf_inputs import example_inputs, find_inputs, one_line
 from normwise.targets.target import InputsFrom, Target, Weights
 
@@ -59,12 +59,13 @@ def _target(text: str, model_type: str, *, widths: bool, note: str, generate: bo
     if not widths and count_parameters(config) > _LARGEST:
         raise TargetError("too large with its widths kept")
     model = build_model(config)
+    note_rest = departures(model_type)
     if not generate:
-        return Target(model=model, name=text, config=config, weights=Weights.RANDOM, notes=(note,))
+        return Target(model=model, name=text, config=config, weights=Weights.RANDOM, notes=(note, *note_rest))
     found = find_inputs(model)
     return Target(
         model=model, name=text, kwargs=found.kwargs, config=config, inputs_from=InputsFrom.INFERRED,
-        weights=Weights.RANDOM, notes=(note, *found.notes),
+        weights=Weights.RANDOM, notes=(note, *note_rest, *found.notes),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from normwise.targets.hf_plan import Plan, parts, read, sub_configs
 from normwise.targets.hf_recipes import recipe_for
 from normwise.targets.hf_shrink import Shrinker
 
-__all__ = ["build_config", "parts"]
+__all__ = ["build_config", "departures", "parts"]
 
 _LEFT_ALONE = {
     "id2label",
@@ -91,6 +91,16 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def _sections(value: Any) -> bool:
     """Tell whether rotary angles are dealt out to axes by numbers that belong to one head size."""
     return isinstance(value, dict) and any(str(key).endswith("_section") for key in value)
+
+
+def departures(model_type: str) -> tuple[str, ...]:
+    """Return, for the report, where the small configuration departs from the default one beyond its size."""
+    always = recipe_for(model_type).always
+    notes = [f"set beside the sizes: {', '.join(f'{k}={v}' for k, v in always.items())}"] if always else []
+    default = build_config(model_type, reduced=False)
+    if any(part is not _substitute(part) for part in parts(default)):
+        notes.append("a ResNet stands in for the backbone that only timm can build")
+    return tuple(notes)
 
 
 def _substitute(config: Any) -> Any:
