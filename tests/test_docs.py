@@ -1,0 +1,312 @@
+"""The documents say what the program does: everything public is in them, and what they show is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import re
+import shlex
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from normwise import errors
+from normwise._parts import page_title
+from normwise.checkup import Basis, Finding, Report, Severity, rules
+from normwise.checkup.finding import NotChecked
+from normwise.checkup.report import Cost
+from normwise.cli import commands, main
+from normwise.facts.records import Break, Evidence, NormSite, Place, Placement, ProfileRow, Stack, StackKind, Sublayer
+from normwise.models.demo import DEMOS
+from normwise.spec import Cast, Gate, Kind, Modulation, NormSpec, Scope, Statistic, Weight, Wiring
+from normwise.targets import KINDS, InputsFrom, Target, Weights
+from normwise.targets.packages import PACKAGES
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+README, README_ZH = "README.md", "README.zh-CN.md"
+TWINS = [(README, README_ZH), *((f"docs/{n}.md", f"docs/{n}.zh-CN.md") for n in ("how-it-works", "glossary"))]
+PAGES = [README, README_ZH, *sorted(str(path.relative_to(ROOT)) for path in DOCS.rglob("*.md"))]
+RULES = sorted(rules.all_rules().items(), key=lambda item: item[1].CODE)
+CODES = [part.CODE for _, part in RULES]
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_RUNNABLE = re.compile(r"<!-- runnable(?:: (\S+))? -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@cache
+def page(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def prose(text: str) -> str:
+    return _FENCE.sub("", text)
+
+
+def code_words(text: str) -> set[str]:
+    """Every word set as code, or in a table's first column."""
+    spans = re.findall(r"`([^`\n]+)`", prose(text))
+    first = re.findall(r"^\| ([^|]+) \|", prose(text), flags=re.MULTILINE)
+    return {word for span in (*spans, *first) for word in re.split(r"[,、\s]+", span)}
+
+
+# -- what is public is documented ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", commands.commands)
+def test_every_command_and_option_is_documented(name: str) -> None:
+    section = page("docs/cli.md").split(f"\n## normwise {name}\n")[1].split("\n## ")[0]
+    options = [option for parameter in commands.commands[name].params for option in parameter.opts if option[0] == "-"]
+    assert options
+    assert [option for option in options if not re.search(rf"^  {option}\b", section, flags=re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_form_of_a_target_is_documented(kind: str) -> None:
+    assert f"`{KINDS[kind].EXAMPLE}`" in page("docs/targets.md")
+
+
+@pytest.mark.parametrize("name", [*(f"demo:{name}" for name in DEMOS), *(f"pkg:{name}" for name in PACKAGES)])
+def test_every_name_of_a_target_is_documented(name: str) -> None:
+    assert f"`{name}`" in page("docs/targets.md")
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_exception_is_documented(name: str) -> None:
+    assert f"| `{name}` |" in page("docs/python-api.md")
+
+
+RECORDS = (
+    Break, Cost, Finding, NormSite, NormSpec, NotChecked, Placement, ProfileRow, Report, Stack, Sublayer, Target, Wiring
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_every_field_is_documented(record: type) -> None:
+    fields = {field.name for field in dataclasses.fields(record)}
+    assert fields - code_words(page("docs/python-api.md")) == set()
+
+
+def test_every_key_of_the_json_report_is_documented() -> None:
+    schema = json.loads(files("normwise.checkup.reports").joinpath("schema-1.json").read_text("utf-8"))
+    section = page("docs/python-api.md").split("## JSON, schema 1")[1]
+    assert set(keys_of(schema)) - code_words(section.replace("[]", "")) == set()
+
+
+def keys_of(schema: object) -> Iterator[str]:
+    """Return the names of all properties of a JSON schema, however deep."""
+    if isinstance(schema, dict):
+        properties = schema.get("properties", {})
+        yield from properties
+        for name, inner in schema.items():
+            yield from keys_of(inner if name != "properties" else list(inner.values()))
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from keys_of(inner)
+
+
+def test_the_guard_of_the_json_keys_sees_deep_ones() -> None:
+    schema = {"properties": {"a": {"items": {"properties": {"b": {}}}}}, "$defs": {"c": {"properties": {"d": {}}}}}
+    assert set(keys_of(schema)) == {"a", "b", "d"}
+
+
+WORDS = {
+    "docs/glossary": (Place, StackKind, Kind),
+    "docs/how-it-works": (Evidence, Basis, Severity, InputsFrom, Weights),
+}
+
+
+@pytest.mark.parametrize("suffix", [".md", ".zh-CN.md"])
+@pytest.mark.parametrize("stem", WORDS)
+def test_every_word_of_a_report_is_explained_in_both_languages(stem: str, suffix: str) -> None:
+    wanted = {str(word) for enum in WORDS[stem] for word in enum}
+    assert wanted - code_words(page(stem + suffix)) == set()
+
+
+@pytest.mark.parametrize("enum", [Scope, Statistic, Weight, Cast, Gate, Modulation], ids=lambda enum: enum.__name__)
+def test_every_value_of_a_spec_is_documented(enum: type[StrEnum]) -> None:
+    assert {str(word) for word in enum} - code_words(page("docs/python-api.md")) == set()
+
+
+# -- the tables of rules ------------------------------------------------------------------------
+
+
+def rule_table(name: str) -> list[str]:
+    return page(name).split("<!-- rules -->\n")[1].split("\n<!-- /rules -->")[0].splitlines()[2:]
+
+
+def test_the_readme_lists_every_rule_with_its_own_words() -> None:
+    assert rule_table(README) == [
+        f"| [{part.CODE}](docs/rules/{part.CODE}.md) | {name} | {part.SEVERITY} | {page_title(part)} |"
+        for name, part in RULES
+    ]
+
+
+def test_the_chinese_readme_lists_the_same_rules_in_chinese() -> None:
+    english, chinese = ([row.split(" | ") for row in rule_table(name)] for name in (README, README_ZH))
+    assert [row[:3] for row in chinese] == [row[:3] for row in english]
+    assert all(re.search(r"[\u4e00-\u9fff].*。 \|$", row[3]) for row in chinese)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_rule_has_a_page(code: str) -> None:
+    assert page(f"docs/rules/{code}.md").startswith(f"# {code} ")
+
+
+# -- the two languages ------------------------------------------------------------------------------
+
+
+def outline(text: str) -> list[object]:
+    """The headings' levels, the lengths of tables and lists, in their order."""
+    shapes = (("#" * 3, r"#{1,6}(?= )"), ("|", r"\|"), ("-", r"-(?= )"), ("1", r"\d+\.(?= )"), ("!", r"!\["))
+    found: list[object] = []
+    for line in prose(text).splitlines():
+        match = next(((name, m) for name, pattern in shapes if (m := re.match(pattern, line))), None)
+        if match is not None:
+            found.append(match[1].group() if match[0] == "###" else match[0])
+    return found
+
+
+@pytest.mark.parametrize(("english", "chinese"), TWINS, ids=[name for name, _ in TWINS])
+class TestTwins:
+    def test_link_to_each_other_in_the_first_line(self, english: str, chinese: str) -> None:
+        line = f"[English]({Path(english).name}) | [简体中文]({Path(chinese).name})"
+        assert page(english).splitlines()[0] == page(chinese).splitlines()[0] == line
+
+    def test_have_the_same_sections_tables_and_lists(self, english: str, chinese: str) -> None:
+        assert outline(page(chinese)) == outline(page(english))
+
+    def test_have_the_same_code(self, english: str, chinese: str) -> None:
+        assert _FENCE.findall(page(chinese)) == _FENCE.findall(page(english))
+
+    def test_link_to_the_same_places(self, english: str, chinese: str) -> None:
+        targets = [
+            [re.sub(r"\.zh-CN|#.*", "", link) for link in _LINK.findall(page(name))[2:]] for name in (english, chinese)
+        ]
+        assert targets[1] == targets[0]
+
+    def test_give_the_same_figures(self, english: str, chinese: str) -> None:
+        tables = [re.findall(r"^\|.*\|$", page(name), flags=re.MULTILINE) for name in (english, chinese)]
+        figures = [[re.findall(r"\d+\.\d+", row) for row in rows] for rows in tables]
+        assert figures[1] == figures[0]
+
+
+def test_the_outline_sees_a_section_or_a_row_that_is_missing() -> None:
+    text = "# a\n\n## b\n\n| x |\n|---|\n| y |\n\n- z\n"
+    assert outline(text) == ["#", "##", "|", "|", "|", "-"]
+    assert outline(text.replace("| y |\n", "")) != outline(text)
+    assert outline(text.replace("## b", "b")) != outline(text)
+
+
+# -- links ------------------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", prose(text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_local_link_leads_somewhere(name: str) -> None:
+    lost = []
+    for link in _LINK.findall(prose(page(name))):
+        path, _, anchor = link.partition("#")
+        if "://" in path:
+            continue
+        there = (ROOT / name).parent / path if path else ROOT / name
+        if not there.exists() or (anchor and anchor not in anchors(there.read_text("utf-8"))):
+            lost.append(link)
+    assert lost == []
+
+
+# -- what is shown is run ------------------------------------------------------------------------
+
+
+def runnable() -> list[tuple[str, str, str]]:
+    return [(name, kind or "", code) for name in PAGES for kind, code in _RUNNABLE.findall(page(name))]
+
+
+SCRIPTS = [(name, code) for name, kind, code in runnable() if not kind.endswith(".py")]
+
+
+def test_the_pages_have_code_to_run() -> None:
+    assert {name for name, _ in SCRIPTS} == {README, README_ZH, "docs/python-api.md"}
+
+
+@pytest.mark.parametrize(("name", "code"), [pair for pair in SCRIPTS if pair[0] != README_ZH], ids=lambda x: x[:20])
+def test_the_python_of_a_page_runs(
+    name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, name, "exec"), {"__name__": "__main__"})
+    if name == README:
+        shown = next(text for language, text in _FENCE.findall(page(name)) if language == "text")
+        assert capsys.readouterr().out == shown
+        assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_the_commands_of_the_readme_run_on_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    ((file, code),) = [(kind, code) for name, kind, code in runnable() if name == README and kind.endswith(".py")]
+    Path(file).write_text(code)
+    blocks = [text for language, text in _FENCE.findall(page(README)) if language == "sh" and "normwise check" in text]
+    lines = [shlex.split(line) for block in blocks for line in block.splitlines()]
+    assert {line[0] for line in lines} == {"normwise"}
+    codes = [main(line[1:]) for line in lines]
+    assert codes == [0, 1, 0, 0], capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {file, "report.html", "report.json"}
+
+
+# -- the picture -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def make_images() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_images", DOCS / "make_images.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PICTURE = DOCS / "images" / "check-demo.svg"
+
+
+def words_of(svg: str) -> list[str]:
+    """The words of a picture in their order: numbers and curves differ between machines."""
+    lines = ["".join(element.itertext()) for element in ElementTree.fromstring(svg).iterfind(".//{*}text")]
+    return re.findall(r"[^\W\d_][^\W\d]*", " ".join(lines))
+
+
+def test_the_picture_shows_what_the_program_prints(make_images: ModuleType) -> None:
+    fresh = make_images.picture(make_images.demo_report(), f"$ {make_images.COMMAND}")
+    assert words_of(PICTURE.read_text("utf-8")) == words_of(fresh), "run python docs/make_images.py"
+
+
+def test_the_same_report_gives_the_same_picture(make_images: ModuleType) -> None:
+    assert make_images.picture(make_images.demo_report(), "x") == make_images.picture(make_images.demo_report(), "x")
+
+
+def test_the_picture_shows_the_command_and_the_kinds_of_findings() -> None:
+    words = words_of(PICTURE.read_text("utf-8"))
+    assert words[:3] == ["normwise", "check", "demo"]
+    assert {"error", "warnings", "PLC", "AXS", "fix", "why", "pre", "post", "embedding"} <= set(words)
+
+
+def test_the_picture_loads_nothing() -> None:
+    svg = PICTURE.read_text("utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert re.findall(r"@font-face|@import|href|<script|<image|url\((?!#)", svg) == []
+    assert set(re.findall(r"https?://[^\s<>\"]+", re.sub(r"<!--.*?-->", "", svg))) == set()

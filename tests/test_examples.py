@@ -1,0 +1,62 @@
+"""The examples run as they stand and show what they say."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    def run_example(name: str, *arguments: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        assert list(tmp_path.iterdir()) == []
+        return capsys.readouterr().out
+
+    return run_example
+
+
+def test_every_example_has_a_test_here() -> None:
+    here = Path(__file__).read_text()
+    assert {path.name for path in EXAMPLES.glob("*.py") if f'run("{path.name}"' not in here} == set()
+
+
+def test_a_model_with_hand_written_norms_is_checked_with_its_optimizer(run) -> None:
+    lines = run("check_your_model.py").splitlines()
+    assert [line.split() for line in lines if line.endswith("verified")] == [
+        *([str(i), "rms", "eps", "1e-06", "pre", "verified"] for i in range(1, 5)),
+        ["5", "layer", "eps", "1e-05", "final", "verified"],
+    ]
+    assert [line.split()[:2] for line in lines if line.startswith("PAR001")] == [["PAR001", "warning:"]]
+    assert "not checked" not in lines[-1]
+
+
+def test_the_missing_final_norm_is_found_and_gone_with_the_fix(run) -> None:
+    written, finding, fix, fixed = run("find_missing_final_norm.py").splitlines()
+    assert written == "as written: pre-norm, 4 blocks, final norm: False"
+    assert finding.split()[:2] == ["PLC001", "head"]
+    assert fix.startswith("  fix: ")
+    assert fixed == "with norm=nn.LayerNorm(64): pre-norm, 4 blocks, final norm: True"
+
+
+def test_the_architectures_are_told_apart(run) -> None:
+    pytest.importorskip("transformers")
+    rows = [line.split() for line in run("map_transformers.py").splitlines()]
+    assert [(row[0], row[1], row[6]) for row in rows] == [
+        ("bert", "post", "no"),
+        ("llama", "pre", "yes"),
+        ("olmo2", "res_post", "yes"),
+        ("gemma2", "sandwich", "yes"),
+    ]
+
+
+def test_the_architectures_can_be_chosen(run) -> None:
+    pytest.importorskip("transformers")
+    assert run("map_transformers.py", "gpt2").split()[:2] == ["gpt2", "pre"]
