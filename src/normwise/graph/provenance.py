@@ -19,7 +19,9 @@ from normwise.graph.data import Call, Source
 __all__ = ["CallStack", "SourceFinder"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+# what runs the tracer; our own layers and models are user code like anybody's
+_MACHINERY = tuple(os.path.join(_PACKAGE, name) for name in ("graph", "facts", "checkup", "targets", "cli.py"))
 _ROOTS = tuple(sorted({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}, key=len, reverse=True))
 
 
@@ -91,7 +93,7 @@ class SourceFinder:
             user = self._is_user.get(code)
             if user is None:
                 name = code.co_filename
-                user = not name.startswith((_TORCH, _HERE, "<")) and "importlib" not in name
+                user = not name.startswith((_TORCH, *_MACHINERY, "<")) and "importlib" not in name
                 self._is_user[code] = user
             if user:
                 key = (code, frame.f_lineno)

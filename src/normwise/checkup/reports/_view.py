@@ -162,7 +162,7 @@ def _row(group: Group[NormSite], say: Words) -> NormRow:
         count=len(group.members),
         kind=_kind(spec) if spec else str(Kind.OTHER),
         axes=",".join(map(str, spec.axes)) if spec else "?",
-        eps=_eps(spec) if spec else "?",
+        eps=_eps(spec, site.evidence) if spec else "?",
         statistics=_dtype(spec.stats_dtype, say) if spec else "?",
         gain=_gain(spec) if spec else "?",
         placement=str(site.placement),
@@ -188,9 +188,9 @@ def _kind(spec: NormSpec) -> str:
     return " ".join(parts)
 
 
-def _eps(spec: NormSpec) -> str:
+def _eps(spec: NormSpec, evidence: Evidence) -> str:
     if spec.eps is None:
-        return "finfo"
+        return "?" if evidence is Evidence.PROBED else "finfo"
     if spec.eps_clamp:
         return f"max {number(spec.eps)}"
     return number(spec.eps) if spec.eps_inside or not spec.eps else f"{number(spec.eps)} outside"
