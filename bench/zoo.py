@@ -190,7 +190,7 @@ def examine(target: Any) -> dict[str, Any]:
     except Exception as error:
         return {"map_error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
     executed = _executed_norms(target)
-    found = {site.path.partition("#")[0] for site in report.norms}
+    found = {site.path.partition("#")[0] for site in (*report.norms, *report.listed_apart)}
     written = [site for site in report.norms if not site.native and site.spec and site.spec.kind in HAND_WRITTEN]
     return {
         "norm_modules": len(executed),

@@ -73,7 +73,10 @@ def derived_call(flow: Flow, candidate: Candidate, replayer: Replayer) -> NormCa
 
 
 def _owner(graph: Graph, candidate: Candidate) -> int:
-    return candidate.op.call
+    """Return the call that holds the norm: that of a leaf module which makes the factor its caller multiplies in."""
+    made = graph.ops[max(candidate.statistic.members)].call
+    around = {c.id for c in graph.ancestors(made)}
+    return made if graph.calls[made].leaf and candidate.op.call in around else candidate.op.call
 
 
 def _weight_value(candidate: Candidate, affine: Affine) -> int | None:

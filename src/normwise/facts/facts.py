@@ -146,5 +146,11 @@ def _is_mask(tensor: torch.Tensor) -> bool:
         or type(tensor) is not torch.Tensor
     ):
         return False
-    values = tensor.detach().unique()
-    return bool(((values == 0) | (values == 1) | (values <= -1e3)).all()) and len(values) <= 3
+    flat = tensor.detach().flatten()
+    if not _mask_like(flat[:256]):  # an image says so in its first pixels
+        return False
+    return _mask_like(flat) and len(flat.unique()) <= 3
+
+
+def _mask_like(values: torch.Tensor) -> bool:
+    return bool(((values == 0) | (values == 1) | (values <= -1e3)).all())
