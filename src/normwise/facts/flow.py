@@ -1,14 +1,16 @@
 """Taints: which values depend on the data, on learned parameters, and are activations.
 
 An activation is a floating-point value that came from an input through an embedding, a
-linear map or a convolution, or is a floating-point input. Masks, positions, rotary tables and
-relative-position biases are data or constants, not activations, so adding one is no residual.
+linear map or a convolution, or is a floating-point input, or a constant in which a stream starts
+(learned queries). Masks, positions, rotary tables and relative-position biases are data or
+constants, not activations, so adding one is no residual.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from normwise.facts import latents
 from normwise.facts import vocabulary as ops
 from normwise.graph import ALIAS, Graph, Op, ValueKind
 
@@ -34,7 +36,13 @@ class Flow:
         self.act = [
             v.kind is ValueKind.INPUT and v.floating and len(v.shape) >= 2 and v.id not in masks for v in graph.values
         ]
+        self._origins: frozenset[int] = frozenset()
         for op in graph.ops:
+            self._taint(op)
+        self._origins = latents.origins(graph, self.act)
+        for value in self._origins:
+            self.act[value] = True
+        for op in graph.ops if self._origins else ():
             self._taint(op)
 
     def _taint(self, op: Op) -> None:
@@ -42,7 +50,7 @@ class Flow:
         act = self._makes_activation(op)
         for out in op.outputs:
             self.learned[out] = learned
-            self.act[out] = act and self.graph.values[out].floating
+            self.act[out] = (act and self.graph.values[out].floating) or out in self._origins
 
     def _makes_activation(self, op: Op) -> bool:
         name = op.short

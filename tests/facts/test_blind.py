@@ -1,0 +1,127 @@
+"""Architectures that no other test names: streams from constants, joined embeddings, filters, parallel mixers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import normwise as nw
+from normwise.checkup.report import Report
+
+HIDDEN, HEADS, DEPTH = 24, 4, 3
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, 2 * HIDDEN)
+        self.out = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, queries: Tensor, memory: Tensor) -> Tensor:
+        k, v = self.kv(memory).chunk(2, dim=-1)
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (self.q(queries), k, v))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(HIDDEN, 2 * HIDDEN), nn.GELU(), nn.Linear(2 * HIDDEN, HIDDEN))
+
+
+def norm() -> nn.LayerNorm:
+    return nn.LayerNorm(HIDDEN)
+
+
+def map_of(model: nn.Module, *inputs: Tensor) -> Report:
+    return nw.map(model.eval(), inputs)
+
+
+def features() -> Tensor:
+    return torch.randn(2, 7, HIDDEN)
+
+
+class QueryLayer(nn.Module):
+    """DETR's decoder layer: post-norm, positions added to queries and keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.cross, self.mlp = Attention(), Attention(), mlp()
+        self.norm1, self.norm2, self.norm3 = norm(), norm(), norm()
+
+    def forward(self, x: Tensor, positions: Tensor, memory: Tensor) -> Tensor:
+        x = self.norm1(x + self.own(x + positions, x))
+        x = self.norm2(x + self.cross(x + positions, memory))
+        return self.norm3(x + self.mlp(x))
+
+
+class ZeroTarget(nn.Module):
+    """A decoder whose target is zero and whose learned queries are only added as positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(HIDDEN, HIDDEN)
+        self.positions = nn.Embedding(5, HIDDEN)
+        self.layers = nn.ModuleList([QueryLayer() for _ in range(DEPTH)])
+        self.norm = norm()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        memory = self.stem(pixels)
+        positions = self.positions.weight.unsqueeze(0).repeat(memory.shape[0], 1, 1)
+        x = torch.zeros_like(positions)
+        for layer in self.layers:
+            x = layer(x, positions, memory)
+        return self.norm(x)
+
+
+class Resampler(nn.Module):
+    """Learned latents read the input through cross-attention: pre-norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(5, HIDDEN))
+        self.cross = nn.ModuleList([Attention() for _ in range(DEPTH)])
+        self.mlps = nn.ModuleList([mlp() for _ in range(DEPTH)])
+        self.norms = nn.ModuleList([norm() for _ in range(3 * DEPTH + 1)])
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.latents.expand(pixels.shape[0], -1, -1)
+        for i in range(DEPTH):
+            x = x + self.cross[i](self.norms[3 * i](x), self.norms[3 * i + 1](pixels))
+            x = x + self.mlps[i](self.norms[3 * i + 2](x))
+        return self.norms[-1](x)
+
+
+class PositionsEveryLayer(nn.Module):
+    """A position table that is added again in each layer, and a bias of the scores: neither is a stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(7, HIDDEN))
+        self.stem = nn.Linear(HIDDEN, HIDDEN)
+        self.attentions = nn.ModuleList([Attention() for _ in range(DEPTH)])
+        self.norms = nn.ModuleList([norm() for _ in range(DEPTH + 1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for attention, before in zip(self.attentions, self.norms, strict=False):
+            y = before(x)
+            x = x + attention(y + self.positions, y)
+        return self.norms[-1](x)
+
+
+def test_a_decoder_on_a_zero_target_is_one_post_norm_stream_from_its_first_add() -> None:
+    report = map_of(ZeroTarget(), features())
+    (stack,) = report.placement.stacks
+    assert (stack.kind, stack.sublayers, stack.starts_with_norm, stack.final_norm) == ("post", 3 * DEPTH, False, True)
+    places = {site.path: site.placement for site in report.norms}
+    assert places["layers.0.norm1"] == places["layers.0.norm2"] == "post"
+
+
+def test_learned_latents_start_a_stream_of_their_own() -> None:
+    (stack,) = map_of(Resampler(), features()).placement.stacks
+    assert (stack.kind, stack.sublayers, stack.starts_with_norm, stack.final_norm) == ("pre", 2 * DEPTH, False, True)
+
+
+def test_a_position_table_that_every_layer_adds_is_no_stream() -> None:
+    (stack,) = map_of(PositionsEveryLayer(), features()).placement.stacks
+    assert (stack.kind, stack.sublayers, stack.starts_with_norm, stack.final_norm) == ("pre", DEPTH, False, True)
