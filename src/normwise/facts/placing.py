@@ -57,6 +57,7 @@ class _Placer:
             if residual.absorbed and (final := streams._final(residual.index)) in self.stream_of:
                 self.stream_of[residual.index] = self.stream_of[final]
         self.seats: dict[int, Seat] = {}
+        self._seated: dict[tuple[Place, int], list[NormCall]] = {}
         self.heads = AttentionOperands(flow)
         self.layers = {}
         for stream in self.main:
@@ -94,6 +95,10 @@ class _Placer:
         for seat in self.seats.values():
             if seat.add is not None and seat.layer is None:
                 seat.layer = self.layers.get(self.all._final(seat.add))
+        for norm in self.norms:
+            seat = self.seats[norm.op.id]
+            if seat.add is not None:
+                self._seated.setdefault((seat.place, seat.add), []).append(norm)
         stacks = tuple(self._stack(i, s) for i, s in enumerate(self.main))
         places = Counter(seat.place for seat in self.seats.values())
         # the first stack in program order holds the embedding
@@ -113,7 +118,7 @@ class _Placer:
                     else:
                         seat = Seat(Place.STEM if self._of_convolution(norm) else Place.EMBEDDING, index)
                     self.seats.setdefault(norm.op.id, seat)
-                for norm in self.norms:
+                for norm in self.norms if add.shortcut else ():
                     if norm.op.id in add.shortcut:
                         self.seats[norm.op.id] = Seat(Place.SHORTCUT, index, add.index)
 
@@ -297,7 +302,7 @@ class _Placer:
             name=_name(kind, members),
             depth=len({self.layers[a.index] for a in stream.adds}),
             sublayers=len(members),
-            starts_with_norm=bool(stream.adds[0].skip.norms),
+            starts_with_norm=self._starts_with_norm(stream),
             final_norm=final,
             members=members,
             width=self.graph.values[stream.adds[-1].out].shape[-1]
@@ -306,12 +311,14 @@ class _Placer:
             mixture=tuple((str(k), c) for k, c in counts.most_common()),
         )
 
+    def _starts_with_norm(self, stream: Stream) -> bool:
+        """Whether a norm stands before the first add, on each part if the stream was joined of several."""
+        joined = self.graph.producer(stream.origin)
+        parts = self.flow.acts(joined) if joined is not None and joined.short in ops.JOIN else []
+        return bool(stream.adds[0].skip.norms) or (bool(parts) and all(self.all.chain(p).norms for p in parts))
+
     def _sublayer(self, index: int, add: Residual) -> Sublayer:
-        mine = {
-            p: [n for n in self.norms if (s := self.seats[n.op.id]).place is p and s.add == add.index]
-            for p in (Place.PRE, Place.BRANCH, Place.POST)
-        }
-        pre, branch, post = (mine[p] for p in (Place.PRE, Place.BRANCH, Place.POST))
+        pre, branch, post = (self._seated.get((p, add.index), []) for p in (Place.PRE, Place.BRANCH, Place.POST))
         parts = self._parallel_parts(add)
         signature = _signature(pre, branch, post, parts)
         wiring = Wiring(
@@ -332,20 +339,25 @@ class _Placer:
         )
 
     def _parallel_parts(self, add: Residual) -> int:
-        """Return the number of parallel sublayers: 2 if one addend of the branch attends and another does not."""
+        """Return the number of parallel sublayers: 2 if one addend of the branch attends and another mixes no positions."""
         addends = list(add.branches)
         if len(addends) == 1:
             end = self.all.chain(addends[0])
             addends = list(self.all._addends(end.root)) if not end.norms else addends
         if len(addends) < 2:
             return 1
-        attends = []
+        attends, mixes = [], []
         for addend in addends:
             region: set[int] = set()
             oldest = self.graph.values[add.skip.root].producer
             self.all._search(addend, set(add.skip.values), oldest, region)
             attends.append(any(self.heads.is_attention(self.graph.ops[o]) for o in region))
-        return 2 if any(attends) and not all(attends) else 1
+            mixes.append(attends[-1] or any(self._spans(self.graph.ops[o]) for o in region))
+        return 2 if any(attends) and not all(mixes) else 1
+
+    def _spans(self, op: Op) -> bool:
+        """Whether an op is a convolution over more than one position: two mixers side by side are one sublayer."""
+        return op.short in ops.CONV and any(side > 1 for side in self.graph.values[op.inputs[1]].shape[2:])
 
     def _contents(self, add: Residual) -> tuple[str, ...]:
         region = [self.graph.ops[o] for o in add.region]

@@ -132,7 +132,7 @@ def _run(
             with calls.following(lambda tree: (), lambda call, output: ()), watch:
                 output = target.run(unwrap(target.model)[0])
             gradients = _gradients(watch.tensors, output)
-        except (RuntimeError, ValueError, TypeError) as error:
+        except Exception as error:
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             if not watch.rms:
                 raise NotKnown(f"the run with gradients failed: {said}") from error

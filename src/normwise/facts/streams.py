@@ -19,6 +19,8 @@ from normwise.graph import Op
 
 __all__ = ["Residual", "Stream", "Streams", "find"]
 
+# ops that all searches of a graph visit before each is cut short: a loop over time costs the square of its length
+_VISITS, _CUT = 500_000, 200
 # a stream whose every branch holds a stream of its own of at least this many adds is a long skip: one block has two
 _LONG = 2
 _FUSED = frozenset({"addmm", "baddbmm", "addbmm", "addmv"})
@@ -45,6 +47,8 @@ class Streams(Chains):
 
     def __init__(self, flow: Flow, norms: Iterable[NormCall]) -> None:
         super().__init__(flow, norms)
+        self._visits = 0
+        self._holders: dict[int, list[Residual]] = {}  # absorbed residual -> those that it was merged into
         self._norm_ops = {m for norm in self.by_output.values() for m in norm.members}
         for op in self.graph.ops:
             self._consider(op)
@@ -73,6 +77,7 @@ class Streams(Chains):
             (op.short not in _ADDS and not self._sums_a_stack(op))
             or not op.outputs
             or self.norm_at(op.outputs[0]) is not None
+            or self.filters(op)
         ):
             return
         shape = self.graph.values[op.outputs[0]].shape
@@ -106,6 +111,7 @@ class Streams(Chains):
         self.made_by[found.out] = found
         for index in found.absorbs:
             self.residuals[index].absorbed = True
+            self._holders.setdefault(index, []).append(found)
 
     def _residual(self, op: Op, operands: list[int]) -> Residual | None:
         for skip in sorted(operands, key=lambda v: v):
@@ -204,7 +210,10 @@ class Streams(Chains):
         pending = [(start, mixed)]
         hit = False
         visited_ops: set[int] = set()
+        limit = len(self.graph.ops) * 2 + 2 if self._visits < _VISITS else _CUT
         while pending:
+            if len(seen) > limit:
+                return False
             value, mixed = pending.pop()
             if value in targets:
                 hit = hit or mixed
@@ -221,6 +230,7 @@ class Streams(Chains):
                 continue
             mixed = mixed or self.flow.mixes(op)
             pending.extend((i, mixed) for i in op.inputs if self.flow.act[i])
+        self._visits += len(seen)
         region |= visited_ops
         return hit
 
@@ -357,10 +367,7 @@ class Streams(Chains):
 
     def _final(self, index: int) -> int:
         """Return the residual that an absorbed one was merged into."""
-        for residual in self.residuals:
-            if index in residual.absorbs and residual.absorbed is False:
-                return residual.index
-        return index
+        return next((r.index for r in self._holders.get(index, ()) if not r.absorbed), index)
 
     def _nest(self, streams: list[Stream]) -> None:
         owner: dict[int, int] = {}

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from normwise.graph import contents
+
 __all__ = ["as_found", "tensor_state"]
 
-_CONTAINERS = "<containers>"
 _DICTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
@@ -33,6 +34,7 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True) -> Iterator[None
     modules = list(model.modules())
     modes = [m.training for m in modules]
     attributes = [_snapshot(m) for m in modules]
+    held = contents.Contents(modules)
     buffers = [(b, b._version, b.detach().clone()) for b in _plain_tensors(model.buffers())]
     grads = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     process = _process_state()
@@ -43,6 +45,7 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True) -> Iterator[None
     finally:
         for module, saved in zip(modules, attributes, strict=True):
             _restore(module, saved)
+        held.restore()
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
         for buffer, version, copy in buffers:
@@ -82,16 +85,11 @@ def _snapshot(module: nn.Module) -> dict[str, Any]:
             saved[name] = (saved[name], dict(saved[name]))
         else:
             saved.pop(name, None)  # a ScriptModule keeps these in C++
-    containers = {n: (v, v.copy()) for n, v in saved.items() if type(v) in (dict, list, set)}
-    return {**saved, _CONTAINERS: containers}
+    return saved
 
 
 def _restore(module: nn.Module, saved: dict[str, Any]) -> None:
     current = module.__dict__
-    for container, items in saved.pop(_CONTAINERS).values():
-        if not _alike(container, items):  # a cache that the run filled
-            container.clear()
-            container.extend(items) if isinstance(container, list) else container.update(items)
     for name in [n for n in current if n not in saved and n not in _DICTS]:
         del current[name]
     for name, value in saved.items():
@@ -103,15 +101,6 @@ def _restore(module: nn.Module, saved: dict[str, Any]) -> None:
             current[name] = mapping
         elif current.get(name, saved) is not value:
             current[name] = value
-
-
-def _alike(container: Any, items: Any) -> bool:
-    """Compare by identity: tensors have no truth value."""
-    if len(container) != len(items):
-        return False
-    if isinstance(container, dict):
-        return not _differs(container, items)
-    return all(a is b for a, b in zip(container, items, strict=True))
 
 
 def _differs(mapping: dict[str, Any], items: dict[str, Any]) -> bool:
