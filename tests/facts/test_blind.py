@@ -125,3 +125,100 @@ def test_learned_latents_start_a_stream_of_their_own() -> None:
 def test_a_position_table_that_every_layer_adds_is_no_stream() -> None:
     (stack,) = map_of(PositionsEveryLayer(), features()).placement.stacks
     assert (stack.kind, stack.sublayers, stack.starts_with_norm, stack.final_norm) == ("pre", DEPTH, False, True)
+
+
+class Decomposed(nn.Module):
+    """Autoformer's encoder: a moving average is subtracted behind each post-norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(HIDDEN, HIDDEN)
+        self.attentions = nn.ModuleList([Attention() for _ in range(DEPTH)])
+        self.mlps = nn.ModuleList([mlp() for _ in range(DEPTH)])
+        self.norms = nn.ModuleList([norm() for _ in range(2 * DEPTH)])
+        self.average = nn.AvgPool1d(3, stride=1)
+
+    def seasonal(self, x: Tensor) -> Tensor:
+        padded = torch.cat([x[:, :1], x, x[:, -1:]], dim=1)
+        return x - self.average(padded.transpose(1, 2)).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for i in range(DEPTH):
+            x = self.seasonal(self.norms[2 * i](x + self.attentions[i](x, x)))
+            x = self.norms[2 * i + 1](self.seasonal(x + self.mlps[i](x)))
+        return x
+
+
+class TwoModalities(nn.Module):
+    """GIT: normed image features and normed token embeddings are joined to one sequence."""
+
+    def __init__(self, *, image_norm: bool) -> None:
+        super().__init__()
+        self.image = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), norm() if image_norm else nn.Identity())
+        self.text = nn.Sequential(nn.Embedding(50, HIDDEN), norm())
+        self.attentions = nn.ModuleList([Attention() for _ in range(DEPTH)])
+        self.mlps = nn.ModuleList([mlp() for _ in range(DEPTH)])
+        self.norms = nn.ModuleList([norm() for _ in range(2 * DEPTH)])
+
+    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        x = torch.cat([self.image(pixels), self.text(ids)], dim=1)
+        for i in range(DEPTH):
+            x = self.norms[2 * i](x + self.attentions[i](x, x))
+            x = self.norms[2 * i + 1](x + self.mlps[i](x))
+        return x
+
+
+class Recurrence(nn.Module):
+    """Mamba's outline: a causal depthwise convolution, then a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(HIDDEN, 2 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.conv = nn.Conv1d(HIDDEN, HIDDEN, 4, groups=HIDDEN, padding=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, gate = self.up(x).chunk(2, dim=-1)
+        y = self.conv(y.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
+        return self.down(nn.functional.silu(y) * gate.sigmoid())
+
+
+class SideBySide(nn.Module):
+    """One norm before attention and something beside it: another mixer (Falcon-H1) or an MLP (GPT-J)."""
+
+    def __init__(self, beside: str) -> None:
+        super().__init__()
+        self.stem, self.mixes = nn.Linear(HIDDEN, HIDDEN), beside == "mixer"
+        self.attentions = nn.ModuleList([Attention() for _ in range(DEPTH)])
+        self.beside = nn.ModuleList([Recurrence() if self.mixes else mlp() for _ in range(DEPTH)])
+        self.mlps = nn.ModuleList([mlp() for _ in range(DEPTH)])
+        self.norms = nn.ModuleList([norm() for _ in range(2 * DEPTH + 1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for i in range(DEPTH):
+            y = self.norms[2 * i](x)
+            x = x + (self.beside[i](y) + self.attentions[i](y, y))
+            x = x + self.mlps[i](self.norms[2 * i + 1](x)) if self.mixes else x
+        return self.norms[-1](x)
+
+
+def ids() -> Tensor:
+    return torch.randint(0, 50, (2, 7))
+
+
+def test_a_moving_average_taken_off_the_stream_is_no_sublayer() -> None:
+    (stack,) = map_of(Decomposed(), features()).placement.stacks
+    assert (stack.kind, stack.sublayers, stack.starts_with_norm, stack.final_norm) == ("post", 2 * DEPTH, False, False)
+
+
+def test_a_stream_joined_of_norms_starts_with_a_norm_and_one_joined_of_other_parts_does_not() -> None:
+    for image_norm in (True, False):
+        (stack,) = map_of(TwoModalities(image_norm=image_norm), features(), ids()).placement.stacks
+        assert (stack.kind, stack.starts_with_norm) == ("post", image_norm)
+
+
+def test_two_mixers_side_by_side_are_one_sublayer_and_attention_beside_an_mlp_is_parallel() -> None:
+    for beside, kind in (("mixer", "pre"), ("mlp", "parallel_shared")):
+        (stack,) = map_of(SideBySide(beside), features()).placement.stacks
+        assert stack.kind == kind

@@ -16,6 +16,8 @@ from normwise.graph import ALIAS, Op, Ref
 
 __all__ = ["Chain", "Chains", "Residual"]
 
+_MEANS = frozenset({"mean", "avg_pool1d", "avg_pool2d", "avg_pool3d"})
+
 
 @dataclass(slots=True)
 class Chain:
@@ -78,7 +80,7 @@ class Chains:
         name = op.short
         if op.name == ALIAS or name in ops.OVERWRITE:
             return self._overwritten(op, acts)
-        if name in ("cat", "concat", "stack", "hstack", "vstack"):
+        if name in ops.JOIN:
             return self._joined(op, acts)
         if not acts:
             return None
@@ -88,6 +90,8 @@ class Chains:
             return acts[0], None, self._factor(op)
         if name in ops.MUL | ops.DIV and len(acts) == 2:
             return self._gated(value, acts)
+        if self.filters(op):
+            return op.inputs[0], None, 1.0
         if name in ops.ADD | ops.SUB and len(acts) == 2 and value not in self.made_by:
             return self._same_source(value, acts)
         return None
@@ -170,6 +174,32 @@ class Chains:
                 return value
             value = acts[0]
         return value
+
+    def filters(self, op: Op) -> bool:
+        """Whether an op subtracts a mean from what it was taken of (a moving average, a trend): no sublayer."""
+        acts = self.flow.acts(op)
+        if op.short not in ops.SUB - {"rsub"} or len(acts) != 2 or acts[0] != op.inputs[0] or self._is_added(op):
+            return False
+        origin, value, pooled = self._uncut(acts[0]), acts[1], False
+        while value != origin:
+            made = self.graph.producer(value)
+            sources = {self._uncut(i) for i in self.flow.acts(made)} if made is not None else set()
+            if made is None or len(sources) != 1 or value in self.made_by or value in self.by_output:
+                return False
+            if made.short not in ops.VIEW | ops.JOIN | _MEANS | ops.CAST or any(
+                self.flow.learned[i] and not self.flow.act[i] for i in made.inputs
+            ):
+                return False
+            pooled = pooled or made.short in _MEANS
+            value = sources.pop()
+        return pooled
+
+    def _is_added(self, op: Op) -> bool:
+        """Whether a result is only added to another activation, as the end of a branch is."""
+        readers = list(self.graph.consumers(op.outputs[0]))
+        while len(readers) == 1 and readers[0].short in ops.VIEW | ops.DROPOUT:
+            readers = list(self.graph.consumers(readers[0].outputs[0]))
+        return len(readers) == 1 and readers[0].short in ops.ADD and len(self.flow.acts(readers[0])) == 2
 
     def _gated(self, value: int, acts: list[int]) -> tuple[int, NormCall | None, float] | None:
         """x times a broadcast gate continues on x."""

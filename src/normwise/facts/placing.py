@@ -339,7 +339,7 @@ class _Placer:
         )
 
     def _parallel_parts(self, add: Residual) -> int:
-        """Return the number of parallel sublayers: 2 if one addend of the branch attends and another mixes no positions."""
+        """Return the number of parallel sublayers: 2 if one attends and another mixes no positions."""
         addends = list(add.branches)
         if len(addends) == 1:
             end = self.all.chain(addends[0])

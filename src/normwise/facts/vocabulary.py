@@ -12,6 +12,7 @@ __all__ = [
     "CONV",
     "DIV",
     "DROPOUT",
+    "JOIN",
     "LINEAR",
     "MATMUL",
     "MUL",
@@ -50,6 +51,8 @@ ADD = frozenset({"add", "_add_relu"})
 SUB = frozenset({"sub", "subtract", "rsub"})
 MUL = frozenset({"mul", "multiply"})
 DIV = frozenset({"div", "divide", "true_divide"})
+
+JOIN = frozenset({"cat", "concat", "stack", "hstack", "vstack"})
 
 DROPOUT = frozenset({"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout"})
 
