@@ -17,7 +17,7 @@ from normwise.errors import NotKnown
 from normwise.facts.placing import Placed
 from normwise.facts.records import ProfileRow
 from normwise.graph import Graph, Op
-from normwise.graph.capture import tensors_in
+from normwise.graph.capture import Overwritten, tensors_in
 from normwise.graph.guard import as_found
 from normwise.graph.provenance import CallStack
 from normwise.targets import unwrap
@@ -87,8 +87,11 @@ def _branch_position(graph: Graph, op: Op, branches: list[int]) -> int:
 class _Watch(TorchDispatchMode):
     """Keeps the outputs of chosen adds while a run with gradients goes by."""
 
-    def __init__(self, calls: CallStack, wanted: dict[_Key, int], branch: dict[int, int]) -> None:
+    def __init__(
+        self, calls: CallStack, wanted: dict[_Key, int], branch: dict[int, int], overwritten: Overwritten
+    ) -> None:
         super().__init__()
+        self.overwritten = overwritten
         self.calls, self.wanted, self.branch = calls, wanted, branch
         self.shapes = {(k[0], k[1], k[2], k[3]) for k in wanted}
         self.counts: Counter[Any] = Counter()
@@ -96,6 +99,7 @@ class _Watch(TorchDispatchMode):
         self.tensors: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.overwritten.before(func, args, kwargs or {})
         output = func(*args, **(kwargs or {}))
         if isinstance(output, torch.Tensor) and getattr(func, "namespace", "") == "aten":
             call = self.calls.calls[self.calls.current]
@@ -124,7 +128,8 @@ def _run(
     target: Target, wanted: dict[_Key, int], branch: dict[int, int]
 ) -> tuple[dict[int, tuple[float | None, float | None]], dict[int, float]]:
     calls = CallStack(target.model)
-    watch = _Watch(calls, wanted, branch)
+    overwritten = Overwritten(target.model)
+    watch = _Watch(calls, wanted, branch, overwritten)
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         torch.backends.mha.set_fastpath_enabled(False)
@@ -137,6 +142,8 @@ def _run(
             if not watch.rms:
                 raise NotKnown(f"the run with gradients failed: {said}") from error
             gradients = {}
+        finally:
+            overwritten.undo()
     return watch.rms, gradients
 
 

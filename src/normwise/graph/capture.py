@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from normwise.graph.data import ALIAS, OPAQUE, Call, Graph, Op, Ref, Value, ValueKind
 from normwise.graph.provenance import CallStack, SourceFinder
 
-__all__ = ["Tracer", "tensors_in"]
+__all__ = ["Overwritten", "Tracer", "tensors_in"]
 
 _TAG = "_normwise_tag"
 _NO_WRITE = frozenset({"detach_", "requires_grad_", "set_", "resize_", "record_stream", "rename_"})
@@ -46,6 +46,33 @@ class _Storage:
         self.writes: list[int] = []
 
 
+class Overwritten:
+    """Copies parameters and buffers before they are written to, whichever view of them is used."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._owned: dict[int, list[torch.Tensor]] = {}  # storage -> parameters and buffers in it
+        self._saved: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if (key := _storage_key(tensor)) is not None and tensor.device.type != "meta":
+                self._owned.setdefault(key, []).append(tensor)
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """Copy what an op is about to overwrite, and return it."""
+        written = _written(func, args, kwargs)
+        for tensor in written:
+            key = _storage_key(tensor)
+            if key in self._owned and key not in self._saved:
+                self._saved[key] = [(owner, owner.detach().clone()) for owner in self._owned[key]]
+        return written
+
+    def undo(self) -> None:
+        """Put the copies back."""
+        with torch.no_grad():
+            for owner, copy in (pair for pairs in self._saved.values() for pair in pairs):
+                owner.detach().copy_(copy)
+        self._saved.clear()
+
+
 class Tracer(TorchDispatchMode):
     """Builds a ``Graph`` while a model runs.
 
@@ -68,10 +95,9 @@ class Tracer(TorchDispatchMode):
         self._token = object()
         self._known: dict[int, tuple[int, int]] = {}  # id(tensor) -> (value, writes seen)
         self._keep: list[torch.Tensor] = []  # so that those ids stay taken
-        self._owned: dict[int, torch.Tensor] = {}  # storage -> parameter or buffer
         self._by_storage: dict[int, int] = {}  # storage -> value of a parameter or buffer
         self._storages: dict[int, _Storage] = {}
-        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._overwritten = Overwritten(model)
         self.data: list[bool] = []  # by value: depends on an input of the model
         self._register(model, inputs, stand_ins or {})
 
@@ -92,7 +118,6 @@ class Tracer(TorchDispatchMode):
                 self._remember(tensor, value)
                 if (key := _storage_key(tensor)) is not None:
                     self._by_storage.setdefault(key, value)
-                    self._owned.setdefault(key, tensor)
         args, kwargs = inputs
         for name, item in [*((str(i), a) for i, a in enumerate(args)), *kwargs.items()]:
             for tensor in tensors_in(item):
@@ -189,9 +214,7 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         inputs: list[int] = []
         plain_args, plain_kwargs = self._plain(args, inputs), self._plain(kwargs, inputs)
-        written = _written(func, args, kwargs)
-        for tensor in written:
-            self._save(tensor)
+        written = _written(func, args, kwargs) if self.graph.fake else self._overwritten.before(func, args, kwargs)
         output = func(*args, **kwargs)
         packet = getattr(func, "overloadpacket", func)
         name = f"{namespace}.{packet.__name__ if callable(packet) else packet}"
@@ -264,18 +287,9 @@ class Tracer(TorchDispatchMode):
 
     # -- undoing what the model did to itself ---------------------------------------------
 
-    def _save(self, tensor: torch.Tensor) -> None:
-        key = _storage_key(tensor)
-        if key in self._owned and key not in self._saved and not self.graph.fake:
-            owner = self._owned[key]
-            self._saved[key] = (owner, owner.detach().clone())
-
     def undo(self) -> None:
         """Put back parameters and buffers that the run overwrote, and forget the tags."""
-        with torch.no_grad():
-            for owner, copy in self._saved.values():
-                owner.detach().copy_(copy)
-        self._saved.clear()
+        self._overwritten.undo()
         self._keep.clear()
         self._known.clear()
 

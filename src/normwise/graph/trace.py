@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from normwise.targets import unwrap
 from normwise.targets.target import Target
 
 __all__ = ["Recording", "trace"]
+
+_ABOUT_GRADIENTS = re.compile(r"inference|require|\bgrad|differentia|backward", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -48,9 +51,16 @@ def trace(target: Target, *, evaluate: bool | None = True, partial: bool = False
         try:
             return _run(target, "inference", partial)
         except TraceError as first:
-            if not _refuses_inference_tensors(first):
+            if not _wants_gradients(first):
                 raise
-        return _run(target, "no_grad", partial)
+            refused = first
+    for mode in ("no_grad", "grad"):
+        with as_found(target.model, evaluate=evaluate):
+            try:
+                return _run(target, mode, partial)
+            except TraceError as error:
+                refused = error
+    raise refused
 
 
 def _run(target: Target, mode: str, partial: bool) -> Recording:
@@ -62,7 +72,7 @@ def _run(target: Target, mode: str, partial: bool) -> Recording:
         fake = next(iter(stand_ins.values())).fake_mode
     tracer = Tracer(model, inputs=(target.args, dict(target.kwargs)), fake=fake is not None, stand_ins=stand_ins)
     tracer.graph.mode = mode
-    grad = torch.inference_mode() if mode == "inference" else torch.no_grad()
+    grad = torch.inference_mode() if mode == "inference" else torch.set_grad_enabled(mode == "grad")
     failed: list[str] = []
     try:
         with contextlib.ExitStack() as stack:
@@ -103,8 +113,9 @@ def _explain(target: Target, error: Exception, where: str | None) -> str:
     )
 
 
-def _refuses_inference_tensors(error: TraceError) -> bool:
-    return "nference tensor" in str(error.__cause__) or "requires grad" in str(error.__cause__)
+def _wants_gradients(error: TraceError) -> bool:
+    """Whether a forward failed because it differentiates, or refuses inference mode by a message of its own."""
+    return bool(_ABOUT_GRADIENTS.search(str(error.__cause__)))
 
 
 @contextlib.contextmanager
