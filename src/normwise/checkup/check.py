@@ -210,7 +210,8 @@ def _order(finding: Finding) -> tuple[int, int, str, str]:
 
 
 def _bytes_of(model: nn.Module) -> int:
-    return sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum(t.numel() * t.element_size() for t in tensors if not nn.parameter.is_lazy(t))
 
 
 def _versions() -> dict[str, str]:

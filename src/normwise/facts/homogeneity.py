@@ -74,8 +74,10 @@ class _Interpreter(Reductions):
         return self.found
 
     def _keep(self, value: int, terms: Terms) -> None:
-        if self.graph.values[value].floating and (self.flow.act[value] or self.flow.learned[value]):
-            terms[value] = Term(ndim=len(self.graph.values[value].shape))
+        record = self.graph.values[value]
+        # one learned number (a learned eps) is a constant, not a root
+        if record.floating and (self.flow.act[value] or (self.flow.learned[value] and record.numel > 1)):
+            terms[value] = Term(ndim=len(record.shape))
         if len(terms) > _ROOTS:
             terms = {r: terms[r] for r in sorted(terms)[-_ROOTS:]}
         if terms:

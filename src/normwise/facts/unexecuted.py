@@ -21,11 +21,15 @@ _LAYOUTS = ((2, 3, -1), (2, -1, 5), (2, -1, 5, 4), (2, -1))
 def find(graph: Graph, model: nn.Module) -> tuple[str, ...]:
     """Return the paths of leaf modules that were never called and compute a norm when called alone."""
     called = {c.path for c in graph.calls}
+    scripts = (path for path, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule))
+    inside_called = tuple(f"{path}." if path else "" for path in scripts if path in called)
     verdicts: dict[object, bool] = {}
     idle = []
     for path, module in model.named_modules():
         if path in called or next(module.children(), None) is not None or not path:
             continue
+        if path.startswith(inside_called):
+            continue  # a script runs its children without calling them as modules
         width = _width(module)
         if width is None:
             continue

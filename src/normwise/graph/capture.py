@@ -119,6 +119,8 @@ class Tracer(TorchDispatchMode):
                 if (key := _storage_key(tensor)) is not None:
                     self._by_storage.setdefault(key, value)
         args, kwargs = inputs
+        # texts and numbers become tensors inside the model: those carry the data
+        self._made_inside = bool(args or kwargs) and next(tensors_in(inputs), None) is None
         for name, item in [*((str(i), a) for i, a in enumerate(args)), *kwargs.items()]:
             for tensor in tensors_in(item):
                 if id(tensor) not in self._known:
@@ -186,7 +188,7 @@ class Tracer(TorchDispatchMode):
             if tuple(tensor.shape) != self.graph.values[owner].shape:
                 value = self._alias(tensor, (owner,))
         else:
-            value = self._mint(tensor, ValueKind.CONST)
+            value = self._mint(tensor, ValueKind.CONST, data=self._made_inside and tensor.dim() > 0)
             self.constants[value] = tensor
         self._remember(tensor, value)
         self._known[id(tensor)] = (value, writes)

@@ -62,7 +62,7 @@ def tensor_state(model: nn.Module) -> dict[str, int]:
     """Return a hash of the bits of every parameter and buffer, by path (for "model unchanged")."""
     state = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.device.type == "meta" or type(tensor) not in (torch.Tensor, nn.Parameter):
+        if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer) or tensor.device.type == "meta":
             continue
         flat = tensor.detach().cpu().contiguous().view(-1)
         # int64 sums of the raw bits, weighted by position: one fast pass, changes with any bit

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from normwise.errors import TraceError
 from normwise.graph import fakes
@@ -47,6 +48,7 @@ def trace(target: Target, *, evaluate: bool | None = True, partial: bool = False
     Raises:
         TraceError: the forward raised; names the innermost module that was running.
     """
+    _refuse_lazy(target)
     with as_found(target.model, evaluate=evaluate):
         try:
             return _run(target, "inference", partial)
@@ -111,6 +113,17 @@ def _explain(target: Target, error: Exception, where: str | None) -> str:
         f"the forward of {target.name} raised{at}: {detail}. "
         "Call the model yourself with the same inputs, then pass inputs it accepts"
     )
+
+
+def _refuse_lazy(target: Target) -> None:
+    tensors = [*target.model.named_parameters(), *target.model.named_buffers()]
+    lazy = next((path for path, t in tensors if nn.parameter.is_lazy(t)), None)
+    if lazy is not None:
+        raise TraceError(
+            f"{target.name} is not initialized: {lazy} has no shape before the first call. "
+            "Call the model once with real inputs, then examine it",
+            path=lazy.rpartition(".")[0],
+        )
 
 
 def _wants_gradients(error: TraceError) -> bool:
