@@ -150,6 +150,27 @@ class Decomposed(nn.Module):
         return x
 
 
+class Detail(nn.Module):
+    """PoolFormer: a moving average less the stream itself, or what it leaves, is the whole sublayer."""
+
+    def __init__(self, sign: float) -> None:
+        super().__init__()
+        self.sign = sign
+        self.stem = nn.Linear(HIDDEN, HIDDEN)
+        self.mlps = nn.ModuleList([mlp() for _ in range(DEPTH)])
+        self.norms = nn.ModuleList([norm() for _ in range(2 * DEPTH + 1)])
+        self.average = nn.AvgPool1d(3, stride=1, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for i in range(DEPTH):
+            y = self.norms[2 * i](x)
+            smooth = self.average(y.transpose(1, 2)).transpose(1, 2)
+            x = x + (smooth - y if self.sign > 0 else y - smooth)
+            x = x + self.mlps[i](self.norms[2 * i + 1](x))
+        return self.norms[-1](x)
+
+
 class TwoModalities(nn.Module):
     """GIT: normed image features and normed token embeddings are joined to one sequence."""
 
@@ -210,6 +231,12 @@ def ids() -> Tensor:
 def test_a_moving_average_taken_off_the_stream_is_no_sublayer() -> None:
     (stack,) = map_of(Decomposed(), features()).placement.stacks
     assert (stack.kind, stack.sublayers, stack.starts_with_norm, stack.final_norm) == ("post", 2 * DEPTH, False, False)
+
+
+def test_what_a_moving_average_leaves_is_a_sublayer_where_it_is_added() -> None:
+    for sign in (1.0, -1.0):
+        (stack,) = map_of(Detail(sign), features()).placement.stacks
+        assert (stack.kind, stack.sublayers, stack.final_norm) == ("pre", 2 * DEPTH, True)
 
 
 def test_a_stream_joined_of_norms_starts_with_a_norm_and_one_joined_of_other_parts_does_not() -> None:

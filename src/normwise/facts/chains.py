@@ -91,7 +91,7 @@ class Chains:
         if name in ops.MUL | ops.DIV and len(acts) == 2:
             return self._gated(value, acts)
         if self.filters(op):
-            return op.inputs[0], None, 1.0
+            return None if self._is_added(op) else (op.inputs[0], None, 1.0)
         if name in ops.ADD | ops.SUB and len(acts) == 2 and value not in self.made_by:
             return self._same_source(value, acts)
         return None
@@ -178,7 +178,7 @@ class Chains:
     def filters(self, op: Op) -> bool:
         """Whether an op subtracts a mean from what it was taken of (a moving average, a trend): no sublayer."""
         acts = self.flow.acts(op)
-        if op.short not in ops.SUB - {"rsub"} or len(acts) != 2 or acts[0] != op.inputs[0] or self._is_added(op):
+        if op.short not in ops.SUB - {"rsub"} or len(acts) != 2 or acts[0] != op.inputs[0]:
             return False
         origin, value, pooled = self._uncut(acts[0]), acts[1], False
         while value != origin:
@@ -218,7 +218,8 @@ class Chains:
         if common:
             return max(common), None, 1.0
         ages = [self._age_of_residual(a) for a in acts]
-        if max(ages) >= 0 and ages[0] != ages[1]:  # re-injection of an earlier value beside the stream
+        added = self.graph.ops[self.graph.values[value].producer].short in ops.ADD
+        if added and max(ages) >= 0 and ages[0] != ages[1]:  # re-injection of an earlier value beside the stream
             return acts[ages.index(max(ages))], None, 1.0
         return None
 
