@@ -1,0 +1,169 @@
+"""What models do besides computing: keep counters and caches, differentiate, train themselves, loop for long."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict, defaultdict, deque
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normwise as nw
+from normwise.errors import TraceError
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int = 16) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(hidden), nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.linear(self.norm(x)))
+
+
+class Holding(nn.Module):
+    """Keeps one mutable thing and changes it in place with every call."""
+
+    def __init__(self, held: Any, change: Any) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+        self.held, self.change = [held], change
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.change(self.held[0])
+        return self.blocks(x)
+
+
+HELD = {
+    "nested_dict": ({"a": {"n": 0}}, lambda h: h["a"].update(n=h["a"]["n"] + 1)),
+    "nested_list": ([[1]], lambda h: h[0].append(2)),
+    "ordered_dict": (OrderedDict(a=1), lambda h: h.update(b=2)),
+    "default_dict": (defaultdict(list), lambda h: h["a"].append(1)),
+    "counter": (Counter(), lambda h: h.update("a")),
+    "deque": (deque([1], maxlen=2), lambda h: h.append(2)),
+    "tensor": (torch.zeros(3), lambda h: h.add_(1)),
+    "array": (np.zeros(3), lambda h: h.__iadd__(1)),
+    "object": (SimpleNamespace(n=0), lambda h: setattr(h, "n", h.n + 1)),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_module_holds_is_as_it_was(name: str) -> None:
+    held, change = HELD[name]
+    before = repr(held)
+    nw.check(Holding(held, change).eval(), torch.randn(2, 5, 16))
+    assert repr(held) == before
+
+
+class Momentum(nn.Module):
+    """BYOL, MoCo: a slow copy that every call moves through ``.data``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.slow = nn.Sequential(Block(), Block()), nn.Sequential(Block(), Block())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for fast, slow in zip(self.online.parameters(), self.slow.parameters(), strict=True):
+            slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
+        return self.online(x) - self.slow(x).detach()
+
+
+def test_parameters_that_a_forward_overwrites_are_bit_identical_afterwards() -> None:
+    model = Momentum().eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    report = nw.check(model, torch.randn(2, 5, 16))
+    assert report.unchanged is True
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+class Differentiating(nn.Module):
+    """An energy and its force; the mode of gradients is the model's own, the caller's, or it refuses inference mode."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.energy = how, nn.Sequential(nn.Linear(3, 16), nn.LayerNorm(16), nn.SiLU(), nn.Linear(16, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "refuses":
+            assert not torch.is_inference_mode_enabled(), "call this outside inference mode"
+            return self.energy(x)
+        with torch.set_grad_enabled(True if self.how == "own" else torch.is_grad_enabled()):
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x)[0]
+
+
+@pytest.mark.parametrize("how", ["own", "caller", "refuses"])
+def test_forwards_that_need_gradients_are_mapped(how: str) -> None:
+    report = nw.check(Differentiating(how).eval(), torch.randn(5, 3))
+    assert [(n.path, str(n.spec.kind)) for n in report.norms if n.spec] == [("energy.1", "layer")]
+
+
+class Texts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(128, 16), nn.Sequential(Block(), Block())
+
+    def forward(self, texts: list[str]) -> Tensor:
+        return self.blocks(self.embedding(torch.tensor([[ord(c) for c in text] for text in texts])))
+
+
+def test_inputs_without_tensors_are_data_too() -> None:
+    assert [str(s.kind) for s in nw.map(Texts().eval(), (["abc", "def"],)).placement.stacks] == ["pre"]
+
+
+class LearnedEps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(16)), nn.Parameter(torch.tensor(1e-3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps.abs())
+
+
+def test_a_learned_eps_is_an_eps() -> None:
+    report = nw.map(nn.Sequential(nn.Linear(16, 16), LearnedEps()).eval(), torch.randn(4, 16))
+    (spec,) = (n.spec for n in report.norms)
+    assert spec is not None
+    assert str(spec.kind) == "rms"
+    assert spec.eps == pytest.approx(1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_norms_inside_a_script_count_as_executed() -> None:
+    report = nw.map(nn.Sequential(torch.jit.script(Block()), torch.jit.script(Block())).eval(), torch.randn(2, 5, 16))
+    assert len(report.norms) == 2
+    assert report.not_executed == ()
+
+
+def test_a_lazy_model_is_refused_in_one_sentence() -> None:
+    for verb in (nw.map, nw.check):
+        with pytest.raises(TraceError, match="not initialized"):
+            verb(nn.Sequential(nn.LazyLinear(4), nn.LayerNorm(4)), torch.randn(2, 3))
+
+
+class Recurrence(nn.Module):
+    """Every step reads the input, so that each add seems to reach back to the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x[:, 0]
+        for t in range(x.size(1)):
+            state = torch.tanh(self.norm(self.linear(state) + x[:, t])) * 0.5 + state * 0.5
+        return state
+
+
+def test_a_long_recurrence_costs_no_square_of_its_length() -> None:
+    def seconds(steps: int) -> float:
+        started = time.process_time()
+        nw.map(Recurrence().eval(), torch.randn(1, steps, 8))
+        return time.process_time() - started
+
+    seconds(20)
+    assert seconds(2000) < 12 * seconds(400) + 1.0  # 5 times the length; 20 to 25 times the time when quadratic
