@@ -224,6 +224,27 @@ class SideBySide(nn.Module):
         return self.norms[-1](x)
 
 
+class PositionalConvolution(nn.Module):
+    """data2vec-audio: convolutions with norms of their own encode positions before a post-norm stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Linear(HIDDEN, HIDDEN), norm()
+        self.convs = nn.ModuleList([nn.Conv1d(HIDDEN, HIDDEN, 3, padding=1) for _ in range(2)])
+        self.conv_norms = nn.ModuleList([norm() for _ in range(2)])
+        self.mlps = nn.ModuleList([mlp() for _ in range(2 * DEPTH)])
+        self.norms = nn.ModuleList([norm() for _ in range(2 * DEPTH)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = y = self.stem(x)
+        for conv, after in zip(self.convs, self.conv_norms, strict=True):
+            y = nn.functional.gelu(after(conv(y.transpose(1, 2)).transpose(1, 2)))
+        x = self.norm(x + y)
+        for sublayer, after in zip(self.mlps, self.norms, strict=True):
+            x = after(x + sublayer(x))
+        return x
+
+
 def ids() -> Tensor:
     return torch.randint(0, 50, (2, 7))
 
@@ -249,3 +270,10 @@ def test_two_mixers_side_by_side_are_one_sublayer_and_attention_beside_an_mlp_is
     for beside, kind in (("mixer", "pre"), ("mlp", "parallel_shared")):
         (stack,) = map_of(SideBySide(beside), features()).placement.stacks
         assert stack.kind == kind
+
+
+def test_norms_of_a_positional_encoder_are_sites_but_no_sublayer_s_inner_norm() -> None:
+    report = map_of(PositionalConvolution(), features())
+    (stack,) = report.placement.stacks
+    assert (stack.kind, report.placement.inner_norm) == ("post", False)
+    assert {site.path: site.placement for site in report.norms}["conv_norms.0"] == "inner"

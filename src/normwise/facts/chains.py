@@ -219,7 +219,8 @@ class Chains:
             return max(common), None, 1.0
         ages = [self._age_of_residual(a) for a in acts]
         added = self.graph.ops[self.graph.values[value].producer].short in ops.ADD
-        if added and max(ages) >= 0 and ages[0] != ages[1]:  # re-injection of an earlier value beside the stream
+        # re-injection of an earlier value beside the stream; what is made of the stream less the stream is a branch
+        if max(ages) >= 0 and ages[0] != ages[1] and (added or min(ages) >= 0):
             return acts[ages.index(max(ages))], None, 1.0
         return None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from normwise.facts import vocabulary as ops
 from normwise.facts.attention import AttentionOperands
+from normwise.facts.chains import Chain
 from normwise.facts.flow import Flow
 from normwise.facts.norms import NormCall
 from normwise.facts.records import Place, Placement, Stack, StackKind, Sublayer
@@ -63,6 +64,7 @@ class _Placer:
         for stream in self.main:
             self.layers.update(_blocks(self.graph, stream))
         self._regions = [(r, r.region) for s in self.main for r in s.adds]
+        self.spans = self._spans()
 
     # -- streams worth reporting ---------------------------------------------------------
 
@@ -75,6 +77,14 @@ class _Placer:
         if any(len(s.adds) > 1 for s in kept):  # beside a stack, a lone add is a head or a stem
             kept = [s for s in kept if len(s.adds) > 1]
         return sorted(kept, key=lambda s: (-len(s.adds), s.adds[0].op.id))
+
+    def _spans(self) -> dict[int, int]:
+        """Return, for each add of a long skip, the last stream that it spans."""
+        ends = {s.adds[-1].op.id: i for i, s in enumerate(self.main)}
+        held = {
+            add.index: [o for o in ends if o in add.region] for s in self.all.streams if s.long_skip for add in s.adds
+        }
+        return {add: ends[max(inside)] for add, inside in held.items() if inside}
 
     def _touched(self, stream: Stream) -> bool:
         """Whether a norm stands on a one-add stream or in its branch."""
@@ -92,6 +102,7 @@ class _Placer:
             if norm.op.id not in self.seats:
                 self.seats[norm.op.id] = self._seat(norm)
         self._settle_tails()
+        self._settle_stems()
         for seat in self.seats.values():
             if seat.add is not None and seat.layer is None:
                 seat.layer = self.layers.get(self.all._final(seat.add))
@@ -105,9 +116,18 @@ class _Placer:
         first = min(range(len(self.main)), key=lambda i: self.main[i].adds[0].op.id, default=None)
         embedded = first is not None and (stacks[first].starts_with_norm or places[Place.EMBEDDING] > 0)
         summary = Placement(
-            stacks=stacks, embedding_norm=embedded, qk_norm=places[Place.QK] > 0, inner_norm=places[Place.INNER] > 0
+            stacks=stacks, embedding_norm=embedded, qk_norm=places[Place.QK] > 0, inner_norm=self._has_inner(stacks)
         )
         return Placed(self.seats, summary, tuple(self.main), self.layers)
+
+    def _has_inner(self, stacks: tuple[Stack, ...]) -> bool:
+        """Whether a sublayer holds a norm; a first add unlike the stack (a positional encoder) is none."""
+        odd = {
+            stream.adds[0].index
+            for stack, stream in zip(stacks, self.main, strict=True)
+            if stack.kind not in (StackKind.MIXED, stack.members[0].signature)
+        }
+        return any(s.place is Place.INNER and s.add not in odd for s in self.seats.values())
 
     def _on_skips(self) -> None:
         for index, stream in enumerate(self.main):
@@ -138,6 +158,9 @@ class _Placer:
         hit = self._on_stream(chain.values)
         if hit is not None:
             return self._reading(norm, *hit)
+        beside = self._beside(norm, chain)
+        if beside is not None:
+            return beside
         held = self._held_in(norm)
         attends = self.heads.reached_from(norm.output, self.all)
         if attends:
@@ -145,6 +168,18 @@ class _Placer:
         if held[0] is not None:
             return Seat(Place.INNER, *held)
         return self._outside(norm)
+
+    def _beside(self, norm: NormCall, chain: Chain) -> Seat | None:
+        """A norm before a sublayer that reads the stream with something added for that sublayer only (Zamba)."""
+        inner = self.all.made_by.get(chain.root)
+        hit = self._on_stream(inner.skip.values) if inner is not None else None
+        if inner is None or hit is None:
+            return None
+        seat = self._reading(norm, *hit)
+        around = next((add for add, _ in self._regions if add.index == seat.add), None)
+        if seat.place is not Place.PRE or around is None or set(around.skip.values).isdisjoint(inner.skip.values):
+            return None
+        return seat
 
     def _on_stream(self, values: list[int]) -> tuple[int, int | None] | None:
         """Return the main stream (and the residual, None for the origin) that a chain leads back to."""
@@ -194,7 +229,7 @@ class _Placer:
     def _outside(self, norm: NormCall) -> Seat:
         behind = self._last_stream_behind(norm.input, parameters=False)
         if behind is not None:
-            return Seat(Place.FINAL, behind, note="after pooling")
+            return Seat(Place.FINAL, behind, note="after pooling or a long skip")
         fed = self._stream_fed_by(norm.output)
         if fed is not None:
             embedding = self._from_embedding(norm.input)
@@ -215,6 +250,8 @@ class _Placer:
             made = self.all.made_by.get(current)
             if made is not None and made.index in self.stream_of:
                 return self.stream_of[made.index]
+            if made is not None and made.index in self.spans:
+                return self.spans[made.index]
             op = self.graph.producer(current)
             norm = self.all.by_output.get(current)
             if norm is not None and parameters:
@@ -238,7 +275,8 @@ class _Placer:
             current = pending.pop()
             if current in origins:
                 return origins[current]
-            if current in seen or current in self.all.made_by:
+            made = self.all.made_by.get(current)
+            if current in seen or (made is not None and made.index in self.stream_of):
                 continue
             seen.add(current)
             for op in self.graph.consumers(current):
@@ -269,15 +307,32 @@ class _Placer:
         """In a stream whose adds are followed by norms, the first norm behind the last add is the block's own."""
         for index, stream in enumerate(self.main):
             followed = {s.add for s in self.seats.values() if s.place is Place.POST and s.stack == index}
-            inner = [a for a in stream.adds[:-1] if a.index in followed]
+            inner = [a.index in followed for a in stream.adds[:-1]]
             tails = [n for n in self.norms if self._is_tail(n, index)]
-            if not tails or (stream.adds[:-1] and len(inner) < _SHARE * len(stream.adds[:-1])):
+            if not tails or (inner and sum(inner) < _SHARE * len(inner) and not self._closes_blocks(stream, followed)):
                 continue
             if not stream.adds[:-1] and not self._same_block(tails[0], stream.adds[-1]):
                 continue
             direct = [n for n in tails if not self.all.chain(n.input).norms and self.seats[n.op.id].note is None]
             if direct:
                 self.seats[direct[0].op.id] = Seat(Place.POST, index, stream.adds[-1].index)
+
+    def _closes_blocks(self, stream: Stream, followed: set[int | None]) -> bool:
+        """Whether a norm follows the last add of every block before the last one (Conformer)."""
+        ends = {self.layers[a.index]: a.index for a in stream.adds}
+        ends.pop(self.layers[stream.adds[-1].index])
+        return bool(ends) and all(end in followed for end in ends.values())
+
+    def _settle_stems(self) -> None:
+        """What only the first, projected block reads through a norm is the stem's output, not a pre-activation."""
+        for index, stream in enumerate(self.main):
+            first = stream.adds[0]
+            before = [s for s in self.seats.values() if s.place is Place.PRE and s.stack == index]
+            if first.shortcut and len(stream.adds) > 1 and all(s.add == first.index for s in before):
+                for norm in self.norms:
+                    seat = self.seats[norm.op.id]
+                    if seat in before and self._of_convolution(norm):
+                        self.seats[norm.op.id] = Seat(Place.STEM, index)
 
     def _is_tail(self, norm: NormCall, stream: int) -> bool:
         seat = self.seats[norm.op.id]
@@ -315,7 +370,17 @@ class _Placer:
         """Whether a norm stands before the first add, on each part if the stream was joined of several."""
         joined = self.graph.producer(stream.origin)
         parts = self.flow.acts(joined) if joined is not None and joined.short in ops.JOIN else []
-        return bool(stream.adds[0].skip.norms) or (bool(parts) and all(self.all.chain(p).norms for p in parts))
+        return self._normed(stream.adds[0].skip) or (bool(parts) and all(self._normed(self.all.chain(p)) for p in parts))
+
+    def _normed(self, chain: Chain) -> bool:
+        """Whether a chain starts at the output of a norm, not of an activation function."""
+        for value in chain.values:
+            if self.all.norm_at(value) is not None:
+                return True
+            op = self.graph.producer(value)
+            if op is None or (self.all._bends(op) and op.short not in ops.OVERWRITE):
+                return False
+        return False
 
     def _sublayer(self, index: int, add: Residual) -> Sublayer:
         pre, branch, post = (self._seated.get((p, add.index), []) for p in (Place.PRE, Place.BRANCH, Place.POST))
@@ -352,10 +417,10 @@ class _Placer:
             oldest = self.graph.values[add.skip.root].producer
             self.all._search(addend, set(add.skip.values), oldest, region)
             attends.append(any(self.heads.is_attention(self.graph.ops[o]) for o in region))
-            mixes.append(attends[-1] or any(self._spans(self.graph.ops[o]) for o in region))
+            mixes.append(attends[-1] or any(self._spans_positions(self.graph.ops[o]) for o in region))
         return 2 if any(attends) and not all(mixes) else 1
 
-    def _spans(self, op: Op) -> bool:
+    def _spans_positions(self, op: Op) -> bool:
         """Whether an op is a convolution over more than one position: two mixers side by side are one sublayer."""
         return op.short in ops.CONV and any(side > 1 for side in self.graph.values[op.inputs[1]].shape[2:])
 
