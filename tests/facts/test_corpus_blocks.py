@@ -116,3 +116,23 @@ def _disagreements(stack: Stack, expect: Expect) -> dict[str, object]:
     if str(stack.kind) not in expect.kinds:
         wrong["kind"] = str(stack.kind)
     return wrong
+
+
+def test_blocks_are_counted_where_one_forward_loops_over_their_parts() -> None:
+    class Loops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                nn.ModuleDict({"n": nn.LayerNorm(8), "a": nn.Linear(8, 8), "m": nn.LayerNorm(8), "f": nn.Linear(8, 8)})
+                for _ in range(5)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                assert isinstance(block, nn.ModuleDict)
+                x = x + block["a"](block["n"](x))
+                x = x + block["f"](block["m"](x))
+            return x
+
+    (stack,) = nw.map(Loops(), torch.randn(2, 5, 8)).placement.stacks
+    assert (stack.depth, stack.sublayers) == (5, 10)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from normwise.facts import vocabulary as ops
 from normwise.facts.attention import AttentionOperands
+from normwise.facts.blocks import blocks_of
 from normwise.facts.chains import Chain
 from normwise.facts.flow import Flow
 from normwise.facts.norms import NormCall
@@ -19,8 +20,6 @@ __all__ = ["Placed", "place"]
 
 # a stack is named after a signature only if this share of its adds has it (DESIGN 5)
 _SHARE = 0.85
-# self-attention, cross-attention and MLP: more adds in one call are a loop over blocks
-_ADDS_OF_A_BLOCK = 3
 
 
 @dataclass(slots=True)
@@ -62,7 +61,7 @@ class _Placer:
         self.heads = AttentionOperands(flow)
         self.layers = {}
         for stream in self.main:
-            self.layers.update(_blocks(self.graph, stream))
+            self.layers.update(blocks_of(self.graph, stream))
         self._regions = [(r, r.region) for s in self.main for r in s.adds]
         self.spans = self._spans()
 
@@ -374,7 +373,7 @@ class _Placer:
 
     def _normed(self, chain: Chain) -> bool:
         """Whether a chain starts at the output of a norm, not of an activation function."""
-        for value in chain.values:
+        for value in chain.values if chain.norms else ():
             if self.all.norm_at(value) is not None:
                 return True
             op = self.graph.producer(value)
@@ -462,23 +461,3 @@ def _product(factors: list[float]) -> float:
     for factor in factors:
         product *= factor
     return product
-
-
-def _blocks(graph: Graph, stream: Stream) -> dict[int, int]:
-    """Return the block of each add: the calls right below the innermost call that holds the whole stream."""
-    lines = [list(reversed([c.id for c in graph.ancestors(a.op.call)])) for a in stream.adds]
-    shared = 0
-    while all(len(line) > shared for line in lines) and len({line[shared] for line in lines}) == 1:
-        shared += 1
-    keys = [line[shared] if len(line) > shared else None for line in lines]
-    if all(k is None for k in keys) and len(keys) <= _ADDS_OF_A_BLOCK:
-        return {a.index: 0 for a in stream.adds}
-    if all(k is None for k in keys):
-        return {a.index: i for i, a in enumerate(stream.adds)}
-    order: dict[object, int] = {}
-    blocks = {}
-    for add, key in zip(stream.adds, keys, strict=True):
-        name = key if key is not None else ("own", add.index)
-        order.setdefault(name, len(order))
-        blocks[add.index] = order[name]
-    return blocks
