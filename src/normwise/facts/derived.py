@@ -23,6 +23,9 @@ from normwise.spec import Gate, Kind, NormSpec, Scope, Statistic, Weight, refere
 
 __all__ = ["derived_call"]
 
+# share by which the output of a norm may change when its input grows fourfold from unit size
+_INVARIANT = 0.05
+
 
 def derived_call(flow: Flow, candidate: Candidate, replayer: Replayer) -> NormCall:
     """Return what a candidate computes, with the evidence for it."""
@@ -174,8 +177,22 @@ def _prove(
         fitted = _fit(variant, candidate, runs)
         if fitted is not None:
             return Evidence.VERIFIED, fitted, None
+    if not _ignores_scale(candidate, runs[0], replayer):
+        return Evidence.DERIVED, None, None  # x / (1 + |x|), a squash: bounded, but no norm
     where = str(candidate.op.source) if candidate.op.source else candidate.op.name
     return Evidence.UNKNOWN, None, f"scale-invariant, but its form at {where} matches no known norm"
+
+
+def _ignores_scale(
+    candidate: Candidate, run: tuple[torch.Tensor, torch.Tensor, torch.Tensor | float], replayer: Replayer
+) -> bool:
+    """Whether the output keeps its size when the input grows fourfold, up to what a small eps explains."""
+    x, y, _ = run
+    try:
+        larger = replayer(candidate.core, {candidate.root: 4.0 * x})
+    except NotKnown:
+        return True
+    return not bool((larger - y).norm() > _INVARIANT * y.norm())
 
 
 def _folded(flow: Flow, candidate: Candidate, spec: NormSpec, replayer: Replayer) -> tuple[NormSpec, Affine] | None:

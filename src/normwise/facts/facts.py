@@ -144,6 +144,7 @@ def _is_mask(tensor: torch.Tensor) -> bool:
         or tensor.numel() == 0
         or tensor.device.type == "meta"
         or type(tensor) is not torch.Tensor
+        or tensor.layout != torch.strided
     ):
         return False
     flat = tensor.detach().flatten()

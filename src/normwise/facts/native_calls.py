@@ -78,8 +78,8 @@ def _small(shape: tuple[int, ...], spec: NormSpec) -> tuple[int, ...]:
     """Return a shape that the op takes as well: a few rows, channels as they are, a small map."""
     if spec.scope is Scope.HIDDEN:
         split = len(shape) - len(spec.axes)
-        return (*(min(size, 3) for size in shape[:split]), *shape[split:])
-    return (*(min(size, 3) for size in shape[:1]), *shape[1:2], *(min(size, 4) for size in shape[2:]))
+        return (*(min(size or 3, 3) for size in shape[:split]), *shape[split:])
+    return (*(min(size or 3, 3) for size in shape[:1]), *shape[1:2], *(min(size or 4, 4) for size in shape[2:]))
 
 
 def _from_running(

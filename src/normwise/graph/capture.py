@@ -67,8 +67,8 @@ class Overwritten:
 
     def undo(self) -> None:
         """Put the copies back."""
-        with torch.no_grad():
-            for owner, copy in (pair for pairs in self._saved.values() for pair in pairs):
+        for owner, copy in (pair for pairs in self._saved.values() for pair in pairs):
+            with torch.no_grad(), torch.inference_mode(owner.is_inference()):
                 owner.detach().copy_(copy)
         self._saved.clear()
 
@@ -139,9 +139,7 @@ class Tracer(TorchDispatchMode):
         names: tuple[str, ...] = (),
         data: bool = False,
     ) -> int:
-        value = Value(
-            len(self.graph.values), producer, tuple(int(s) for s in tensor.shape), _dtype(tensor), kind, names
-        )
+        value = Value(len(self.graph.values), producer, _shape(tensor), _dtype(tensor), kind, names)
         if not data and not self.graph.fake:
             value.scalar = _scalar(tensor)
         self.graph.values.append(value)
@@ -306,6 +304,14 @@ def _storage_key(tensor: torch.Tensor) -> int | None:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):  # wrapper subclasses and sparse tensors have none
         return None
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the sizes; the ragged axis of a nested tensor has none and counts as one."""
+    try:
+        return tuple(int(s) for s in tensor.shape)
+    except AttributeError:  # torch's NestedIntNode has no int_()
+        return tuple(s if type(s) is int else 1 for s in tensor.shape)
 
 
 def _dtype(tensor: torch.Tensor) -> str:

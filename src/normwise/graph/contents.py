@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +38,7 @@ class Contents:
     """The containers, tensors, arrays and plain objects that modules hold outside parameters and buffers."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._keep: list[Any] = []  # so that the ids stay taken
         modules = list(modules)
         self._seen = {id(m) for m in modules}
@@ -69,7 +71,19 @@ class Contents:
         if numpy is not None and type(item) is numpy.ndarray:
             self._array(item)
             return ()
+        if numpy is not None and isinstance(item, numpy.random.Generator):
+            self._undo.append(partial(setattr, item.bit_generator, "state", item.bit_generator.state))
+            return ()
+        if isinstance(item, (torch.Generator, random.Random)):
+            self._generator(item)
+            return ()
         return self._object(item)
+
+    def _generator(self, item: torch.Generator | random.Random) -> None:
+        if isinstance(item, random.Random):
+            self._undo.append(partial(item.setstate, item.getstate()))
+        else:
+            self._undo.append(partial(item.set_state, item.get_state()))
 
     def _container(self, item: Any) -> Iterable[Any]:
         items = dict(item) if isinstance(item, dict) else list(item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections.abc import Iterator
@@ -35,12 +36,13 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True) -> Iterator[None
     modes = [m.training for m in modules]
     attributes = [_snapshot(m) for m in modules]
     held = contents.Contents(modules)
-    buffers = [(b, b._version, b.detach().clone()) for b in _plain_tensors(model.buffers())]
+    buffers = [(b, _version(b), b.detach().clone()) for b in _plain_tensors(model.buffers())]
     grads = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     process = _process_state()
     try:
         if evaluate is not None:
-            model.train(not evaluate)
+            with contextlib.suppress(NotImplementedError):  # an exported program has one mode
+                model.train(not evaluate)
         yield
     finally:
         for module, saved in zip(modules, attributes, strict=True):
@@ -49,12 +51,14 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True) -> Iterator[None
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
         for buffer, version, copy in buffers:
-            if buffer._version != version:
-                with torch.no_grad():
+            if version is None or buffer._version != version:
+                with torch.no_grad(), torch.inference_mode(buffer.is_inference()):
                     buffer.copy_(copy)
         for parameter, grad, requires in grads:
-            parameter.grad = grad
-            parameter.requires_grad_(requires)
+            if parameter.grad is not grad:
+                parameter.grad = grad
+            if parameter.requires_grad != requires:
+                parameter.requires_grad_(requires)
         _restore_process(process)
 
 
@@ -69,6 +73,10 @@ def tensor_state(model: nn.Module) -> dict[str, int]:
         raw = flat.view(torch.uint8) if flat.numel() else torch.zeros(0, dtype=torch.uint8)
         state[name] = hash(raw.numpy().tobytes())
     return state
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version  # inference tensors count no writes
 
 
 def _plain_tensors(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
