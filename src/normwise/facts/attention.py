@@ -24,6 +24,15 @@ class AttentionOperands:
                     self.role.setdefault((op.id, value), Place.V if position == 2 else Place.QK)
             elif op.short in ops.SOFTMAX:
                 self._softmax(op)
+            elif op.short in ops.MATMUL and len(self.flow.acts(op)) > 1:
+                self._bare(op)
+
+    def _bare(self, score: Op) -> None:
+        """Scores that weigh values without a softmax: (q k) v, also with a function of the scores in between."""
+        weighing = [m for m, weights in self._matmuls_ahead(score.outputs[0]) if m.inputs[0] == weights]
+        if any(len(self.flow.acts(m)) > 1 for m in weighing):
+            for value in score.inputs:
+                self.role.setdefault((score.id, value), Place.QK)
 
     def _softmax(self, op: Op) -> None:
         score = self._matmul_behind(op.inputs[0])

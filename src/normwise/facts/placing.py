@@ -13,7 +13,7 @@ from normwise.facts.flow import Flow
 from normwise.facts.norms import NormCall
 from normwise.facts.records import Place, Placement, Stack, StackKind, Sublayer
 from normwise.facts.streams import Residual, Stream, Streams
-from normwise.graph import Graph, Op
+from normwise.graph import Op
 from normwise.spec import Scope, Wiring
 
 __all__ = ["Placed", "place"]
@@ -369,7 +369,9 @@ class _Placer:
         """Whether a norm stands before the first add, on each part if the stream was joined of several."""
         joined = self.graph.producer(stream.origin)
         parts = self.flow.acts(joined) if joined is not None and joined.short in ops.JOIN else []
-        return self._normed(stream.adds[0].skip) or (bool(parts) and all(self._normed(self.all.chain(p)) for p in parts))
+        return self._normed(stream.adds[0].skip) or (
+            bool(parts) and all(self._normed(self.all.chain(p)) for p in parts)
+        )
 
     def _normed(self, chain: Chain) -> bool:
         """Whether a chain starts at the output of a norm, not of an activation function."""

@@ -67,6 +67,7 @@ POINTWISE = (
         "relu relu6 gelu silu tanh sigmoid hardswish hardsigmoid hardtanh leaky_relu elu selu celu mish "
         "softplus softsign logsigmoid log_sigmoid log_sigmoid_forward erf erfc exp exp2 log log2 log10 log1p "
         "expm1 sin cos tan atan sinh cosh neg negative abs absolute pow float_power square sqrt rsqrt "
+        "acos asin acosh asinh atanh "
         "reciprocal clamp clamp_min clamp_max clip sign sgn round floor ceil trunc frac nan_to_num prelu "
         "_prelu_kernel threshold tril triu hardshrink softshrink tanhshrink rrelu logit maximum minimum fmax "
         "fmin lerp addcmul addcdiv where masked_fill masked_scatter atan2 fmod remainder floor_divide polar "
