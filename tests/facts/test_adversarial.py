@@ -238,3 +238,9 @@ def test_a_long_recurrence_costs_no_square_of_its_length() -> None:
 
     seconds(20)
     assert seconds(2000) < 12 * seconds(400) + 1.0  # 5 times the length; 20 to 25 times the time when quadratic
+
+
+def test_a_meta_model_takes_meta_inputs() -> None:
+    with torch.device("meta"):
+        model, x = nn.Sequential(Block(), Block()), torch.randn(2, 5, 16)
+    assert [str(s.kind) for s in nw.map(model, x).placement.stacks] == ["pre"]

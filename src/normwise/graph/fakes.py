@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from normwise.graph.capture import tensors_in
 
-__all__ = ["call", "mode_of", "stand_ins"]
+__all__ = ["call", "mode_of", "stand_in_inputs", "stand_ins"]
 
 
 def mode_of(model: nn.Module, inputs: Any) -> Any:
@@ -43,6 +44,18 @@ def stand_ins(model: nn.Module) -> dict[str, Any]:
             if id(tensor) not in made:
                 made[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype)
     return {path: made[id(tensor)] for path, tensor in named}
+
+
+def stand_in_inputs(mode: Any, inputs: Any) -> Any:
+    """Return inputs with a FakeTensor for every tensor on meta, so that they meet the stand-ins on one device."""
+
+    def fake(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor) or item.device.type != "meta":
+            return item
+        return torch.empty(item.shape, dtype=item.dtype)
+
+    with mode:
+        return tree_map(fake, inputs)
 
 
 def call(

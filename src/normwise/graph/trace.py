@@ -68,11 +68,13 @@ def trace(target: Target, *, evaluate: bool | None = True, partial: bool = False
 def _run(target: Target, mode: str, partial: bool) -> Recording:
     model = target.model
     runner, _ = unwrap(model)
-    fake = fakes.mode_of(model, (target.args, dict(target.kwargs)))
+    args, kwargs = target.args, dict(target.kwargs)
+    fake = fakes.mode_of(model, (args, kwargs))
     stand_ins = {} if fake is not None else fakes.stand_ins(model)
     if stand_ins:
         fake = next(iter(stand_ins.values())).fake_mode
-    tracer = Tracer(model, inputs=(target.args, dict(target.kwargs)), fake=fake is not None, stand_ins=stand_ins)
+        args, kwargs = fakes.stand_in_inputs(fake, (args, kwargs))
+    tracer = Tracer(model, inputs=(args, kwargs), fake=fake is not None, stand_ins=stand_ins)
     tracer.graph.mode = mode
     grad = torch.inference_mode() if mode == "inference" else torch.set_grad_enabled(mode == "grad")
     failed: list[str] = []
@@ -88,7 +90,7 @@ def _run(target: Target, mode: str, partial: bool) -> Recording:
             stack.enter_context(tracer.calls.following(tracer.values_of, tracer.leave))
             stack.enter_context(tracer)
             try:
-                output = fakes.call(model, runner, stand_ins, target.args, dict(target.kwargs))
+                output = fakes.call(model, runner, stand_ins, args, kwargs)
             except Exception:
                 failed.append(tracer.calls.calls[-1].path)
                 raise
