@@ -170,6 +170,28 @@ class BareAttention(nn.Module):
         return x
 
 
+class Resampler(nn.Module):
+    """Perceiver: features that attend to inputs of another width, with a norm on both."""
+
+    def __init__(self, *, latent: bool) -> None:
+        super().__init__()
+        self.stem, self.inputs = nn.Linear(HIDDEN, HIDDEN), nn.Linear(6, 16)
+        self.norms = nn.ModuleList([norm() for _ in range(DEPTH)])
+        self.memory_norms = nn.ModuleList([nn.LayerNorm(16) for _ in range(DEPTH)])
+        self.q = nn.ModuleList([nn.Linear(HIDDEN, HIDDEN) for _ in range(DEPTH)])
+        self.kv = nn.ModuleList([nn.Linear(16, 2 * HIDDEN) for _ in range(DEPTH)])
+        self.down = nn.ModuleList([nn.Linear(HIDDEN, 16) for _ in range(DEPTH)]) if latent else None
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        x, memory = self.stem(x), self.inputs(memory)
+        for i in range(DEPTH):
+            y = self.norms[i](x)
+            source = memory if self.down is None else self.down[i](y)
+            k, v = self.kv[i](self.memory_norms[i](source)).chunk(2, dim=-1)
+            x = x + nn.functional.scaled_dot_product_attention(self.q[i](y), k, v)
+        return x
+
+
 def test_the_norm_that_closes_each_block_is_no_final_norm() -> None:
     for final in (False, True):
         report = map_of(Conformer(final=final), features())
@@ -206,3 +228,10 @@ def test_queries_and_keys_are_known_without_a_softmax() -> None:
     report = map_of(BareAttention(), features())
     assert report.placement.qk_norm
     assert {n.placement.value for n in report.norms} == {"pre", "qk"}
+
+
+def test_a_norm_on_what_is_attended_to_is_no_inner_norm_and_one_on_a_latent_is() -> None:
+    for latent in (False, True):
+        report = map_of(Resampler(latent=latent), features(), torch.randn(2, 5, 6))
+        (stack,) = report.placement.stacks
+        assert (stack.kind, stack.sublayers, report.placement.inner_norm) == ("pre", DEPTH, latent)

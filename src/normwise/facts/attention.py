@@ -77,6 +77,21 @@ class AttentionOperands:
         """Whether an op computes attention or its scores."""
         return op.short in ops.ATTENTION or op.id in self.scores
 
+    def projected(self, value: int, streams: Streams) -> bool:
+        """Whether a value reaches an attention operand through one linear map."""
+        pending, seen = [value], set()
+        while pending and len(seen) < 100:
+            current = pending.pop()
+            if current in seen or current in streams.made_by:
+                continue
+            seen.add(current)
+            for op in self.graph.consumers(current):
+                if op.short in ops.LINEAR and any(self.reached_from(o, streams) for o in op.outputs):
+                    return True
+                if not self.flow.mixes(op):
+                    pending.extend(o for o in op.outputs if self.flow.act[o])
+        return False
+
     def reached_from(self, value: int, streams: Streams) -> Place | None:
         """Return QK or V if a value reaches an attention operand without mixing or a residual add between."""
         pending, seen = [value], set()

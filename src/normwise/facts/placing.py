@@ -164,9 +164,19 @@ class _Placer:
         attends = self.heads.reached_from(norm.output, self.all)
         if attends:
             return Seat(attends, *held)
+        if held[1] is not None and self._of_memory(norm, held[1]):
+            return Seat(Place.PRE, held[0], note="on what the branch attends to")
         if held[0] is not None:
             return Seat(Place.INNER, *held)
         return self._outside(norm)
+
+    def _of_memory(self, norm: NormCall, index: int) -> bool:
+        """Whether a norm makes keys and values of something else than the stream (Perceiver's inputs)."""
+        skip = next(add.skip for add, _ in self._regions if add.index == index)
+        oldest = self.graph.values[skip.root].producer
+        if self.all._search(norm.input, set(skip.values), oldest, set(), mixed=True):
+            return False
+        return self.heads.projected(norm.output, self.all)
 
     def _beside(self, norm: NormCall, chain: Chain) -> Seat | None:
         """A norm before a sublayer that reads the stream with something added for that sublayer only (Zamba)."""
