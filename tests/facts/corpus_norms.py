@@ -998,12 +998,19 @@ def group_functional(n: Hand, x: Tensor) -> Tensor:
     return F.group_norm(x, 3, n.weight.flatten(), n.bias.flatten(), n.eps)
 
 
-@norm("image", kind=OneOf(("group", "layer")), center=True, eps=1e-5, weight="vector", bias=True, formula=_group)
+@norm("image", **GROUP, axes=(-3, -2, -1), weight="vector", bias=True, formula=_group)
 def group_by_hand(n: Hand, x: Tensor) -> Tensor:
     groups = x.reshape(x.size(0), 3, -1)
     variance, mean = torch.var_mean(groups, -1, keepdim=True, correction=0)
     groups = (groups - mean) * torch.rsqrt(variance + n.eps)
     return groups.view_as(x) * n.weight + n.bias
+
+
+@norm("image", **GROUP, axes=(-3, -2, -1), weight="vector", bias=True, formula=_group)
+def group_by_unflatten(n: Hand, x: Tensor) -> Tensor:
+    groups = x.unflatten(1, (3, -1))
+    variance, mean = torch.var_mean(groups, (2, 3, 4), keepdim=True, correction=0)
+    return ((groups - mean) * torch.rsqrt(variance + n.eps)).flatten(1, 2) * n.weight + n.bias
 
 
 def _everything(n: nn.Module, x: Tensor) -> Tensor:

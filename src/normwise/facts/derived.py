@@ -48,6 +48,7 @@ def derived_call(flow: Flow, candidate: Candidate, replayer: Replayer) -> NormCa
         if spec is not None:
             spec = with_affine(spec, affine)
             spec = _resolve_l2(spec, stat.count)
+            spec = _regrouped(flow, candidate, spec)
             gate = pre_gated(flow, root)
             spec = replace(spec, gate=Gate.BEFORE) if gate and spec.gate is Gate.NONE else spec
     members = candidate.members | affine.members
@@ -73,6 +74,40 @@ def derived_call(flow: Flow, candidate: Candidate, replayer: Replayer) -> NormCa
         count=stat.count,
         inner_values=frozenset(inner),
     )
+
+
+def _regrouped(flow: Flow, candidate: Candidate, spec: NormSpec) -> NormSpec:
+    """State a norm of x.view(N, G, ...) in the layout of x [N, C, *]: a group norm, an instance norm if G is C."""
+    graph, axes = flow.graph, candidate.statistic.axes
+    view = graph.producer(candidate.root)
+    if view is None or view.short not in ("view", "reshape", "unflatten", "_unsafe_view"):
+        return spec
+    before, after = graph.values[view.inputs[0]].shape, graph.values[candidate.root].shape
+    grouped = len(axes) == len(after) - 2 and axes == tuple(range(-len(axes), 0))
+    if (
+        not grouped
+        or len(before) < 3
+        or before == after
+        or before[:1] != after[:1]
+        or after[1] == 0
+        or before[1] % after[1]
+    ):
+        return spec
+    if not any(graph.values[o.outputs[0]].shape == before for o in _views_behind(flow, candidate.core)):
+        return spec
+    if after[1] == before[1]:
+        return replace(spec, scope=Scope.INSTANCE, axes=tuple(range(2 - len(before), 0)), groups=None)
+    return replace(spec, scope=Scope.GROUP, axes=tuple(range(1 - len(before), 0)), groups=after[1])
+
+
+def _views_behind(flow: Flow, value: int) -> Iterator[Op]:
+    """Yield the views that read a core, across its casts and single-use affine ops."""
+    for _ in range(6):
+        consumers = list(flow.graph.consumers(value))
+        yield from (o for o in consumers if o.short in vocabulary.VIEW)
+        if len(consumers) != 1:
+            return
+        value = consumers[0].outputs[0]
 
 
 def _owner(graph: Graph, candidate: Candidate) -> int:

@@ -11,26 +11,13 @@ from normwise.facts.blocks import blocks_of
 from normwise.facts.chains import Chain
 from normwise.facts.flow import Flow
 from normwise.facts.norms import NormCall
-from normwise.facts.records import Place, Placement, Stack, StackKind, Sublayer
+from normwise.facts.records import Place, Placement, Stack, StackKind
+from normwise.facts.stacks import SHARE, Seat, StackReader
 from normwise.facts.streams import Residual, Stream, Streams
 from normwise.graph import Op
-from normwise.spec import Scope, Wiring
+from normwise.spec import Scope
 
 __all__ = ["Placed", "place"]
-
-# a stack is named after a signature only if this share of its adds has it (DESIGN 5)
-_SHARE = 0.85
-
-
-@dataclass(slots=True)
-class Seat:
-    """The place of one norm execution."""
-
-    place: Place
-    stack: int | None = None
-    add: int | None = None  # index of the residual add it belongs to
-    layer: int | None = None
-    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +41,7 @@ class _Placer:
         self.main = self._main_streams()
         self.stream_of = {r.index: i for i, s in enumerate(self.main) for r in s.adds}
         for residual in streams.residuals:
-            if residual.absorbed and (final := streams._final(residual.index)) in self.stream_of:
+            if residual.absorbed and (final := streams.final(residual.index)) in self.stream_of:
                 self.stream_of[residual.index] = self.stream_of[final]
         self.seats: dict[int, Seat] = {}
         self._seated: dict[tuple[Place, int], list[NormCall]] = {}
@@ -104,12 +91,13 @@ class _Placer:
         self._settle_stems()
         for seat in self.seats.values():
             if seat.add is not None and seat.layer is None:
-                seat.layer = self.layers.get(self.all._final(seat.add))
+                seat.layer = self.layers.get(self.all.final(seat.add))
         for norm in self.norms:
             seat = self.seats[norm.op.id]
             if seat.add is not None:
                 self._seated.setdefault((seat.place, seat.add), []).append(norm)
-        stacks = tuple(self._stack(i, s) for i, s in enumerate(self.main))
+        reader = StackReader(self.flow, self.all, self.heads, self.seats, self._seated, self.layers)
+        stacks = tuple(reader.stack(i, s) for i, s in enumerate(self.main))
         places = Counter(seat.place for seat in self.seats.values())
         # the first stack in program order holds the embedding
         first = min(range(len(self.main)), key=lambda i: self.main[i].adds[0].op.id, default=None)
@@ -133,7 +121,7 @@ class _Placer:
             for add in stream.adds:
                 for norm in add.skip.norms:
                     if add.skip.residual is not None:
-                        seat = Seat(Place.POST, index, self.all._final(add.skip.residual))
+                        seat = Seat(Place.POST, index, self.all.final(add.skip.residual))
                     else:
                         seat = Seat(Place.STEM if self._of_convolution(norm) else Place.EMBEDDING, index)
                     self.seats.setdefault(norm.op.id, seat)
@@ -174,7 +162,7 @@ class _Placer:
         """Whether a norm makes keys and values of something else than the stream (Perceiver's inputs)."""
         skip = next(add.skip for add, _ in self._regions if add.index == index)
         oldest = self.graph.values[skip.root].producer
-        if self.all._search(norm.input, set(skip.values), oldest, set(), mixed=True):
+        if self.all.search(norm.input, set(skip.values), oldest, set(), mixed=True):
             return False
         return self.heads.projected(norm.output, self.all)
 
@@ -195,7 +183,7 @@ class _Placer:
         for value in values:
             made = self.all.made_by.get(value)
             if made is not None and made.index in self.stream_of:
-                return self.stream_of[made.index], self.all._final(made.index)
+                return self.stream_of[made.index], self.all.final(made.index)
         root = values[-1]
         for index, stream in enumerate(self.main):
             if root == stream.origin or root in stream.adds[0].skip.values:
@@ -318,7 +306,7 @@ class _Placer:
             followed = {s.add for s in self.seats.values() if s.place is Place.POST and s.stack == index}
             inner = [a.index in followed for a in stream.adds[:-1]]
             tails = [n for n in self.norms if self._is_tail(n, index)]
-            if not tails or (inner and sum(inner) < _SHARE * len(inner) and not self._closes_blocks(stream, followed)):
+            if not tails or (inner and sum(inner) < SHARE * len(inner) and not self._closes_blocks(stream, followed)):
                 continue
             if not stream.adds[:-1] and not self._same_block(tails[0], stream.adds[-1]):
                 continue
@@ -351,125 +339,3 @@ class _Placer:
         """A stack of one add: the norm is the block's own if the same module runs both."""
         outer = {c.id for c in self.graph.ancestors(add.op.call)} - {0}
         return bool(outer & {c.id for c in self.graph.ancestors(norm.call)})
-
-    # -- stacks --------------------------------------------------------------------------
-
-    def _stack(self, index: int, stream: Stream) -> Stack:
-        members = tuple(self._sublayer(index, add) for add in stream.adds)
-        counts = Counter(m.signature for m in members)
-        kind, count = counts.most_common(1)[0]
-        if count < _SHARE * len(members):
-            kind = StackKind.MIXED
-        final = any(s.place is Place.FINAL and s.stack == index for s in self.seats.values())
-        return Stack(
-            kind=kind,
-            name=_name(kind, members),
-            depth=len({self.layers[a.index] for a in stream.adds}),
-            sublayers=len(members),
-            starts_with_norm=self._starts_with_norm(stream),
-            final_norm=final,
-            members=members,
-            width=self.graph.values[stream.adds[-1].out].shape[-1]
-            if self.graph.values[stream.adds[-1].out].shape
-            else None,
-            mixture=tuple((str(k), c) for k, c in counts.most_common()),
-        )
-
-    def _starts_with_norm(self, stream: Stream) -> bool:
-        """Whether a norm stands before the first add, on each part if the stream was joined of several."""
-        joined = self.graph.producer(stream.origin)
-        parts = self.flow.acts(joined) if joined is not None and joined.short in ops.JOIN else []
-        return self._normed(stream.adds[0].skip) or (
-            bool(parts) and all(self._normed(self.all.chain(p)) for p in parts)
-        )
-
-    def _normed(self, chain: Chain) -> bool:
-        """Whether a chain starts at the output of a norm, not of an activation function."""
-        for value in chain.values if chain.norms else ():
-            if self.all.norm_at(value) is not None:
-                return True
-            op = self.graph.producer(value)
-            if op is None or (self.all._bends(op) and op.short not in ops.OVERWRITE):
-                return False
-        return False
-
-    def _sublayer(self, index: int, add: Residual) -> Sublayer:
-        pre, branch, post = (self._seated.get((p, add.index), []) for p in (Place.PRE, Place.BRANCH, Place.POST))
-        parts = self._parallel_parts(add)
-        signature = _signature(pre, branch, post, parts)
-        wiring = Wiring(
-            before=bool(pre),
-            after_branch=bool(branch),
-            after_add=bool(post),
-            skip_scale=_product(add.skip.scales),
-            branch_scale=add.branch_scale,
-        )
-        paths = tuple(dict.fromkeys(self.graph.calls[n.call].path for n in (*pre, *branch, *post)))
-        return Sublayer(
-            path=self.graph.path(add.op),
-            signature=signature,
-            wiring=wiring,
-            branch=self._contents(add),
-            norms=paths,
-            source=str(add.op.source) if add.op.source else None,
-        )
-
-    def _parallel_parts(self, add: Residual) -> int:
-        """Return the number of parallel sublayers: 2 if one attends and another mixes no positions."""
-        addends = list(add.branches)
-        if len(addends) == 1:
-            end = self.all.chain(addends[0])
-            addends = list(self.all._addends(end.root)) if not end.norms else addends
-        if len(addends) < 2:
-            return 1
-        attends, mixes = [], []
-        for addend in addends:
-            region: set[int] = set()
-            oldest = self.graph.values[add.skip.root].producer
-            self.all._search(addend, set(add.skip.values), oldest, region)
-            attends.append(any(self.heads.is_attention(self.graph.ops[o]) for o in region))
-            mixes.append(attends[-1] or any(self._spans_positions(self.graph.ops[o]) for o in region))
-        return 2 if any(attends) and not all(mixes) else 1
-
-    def _spans_positions(self, op: Op) -> bool:
-        """Whether an op is a convolution over more than one position: two mixers side by side are one sublayer."""
-        return op.short in ops.CONV and any(side > 1 for side in self.graph.values[op.inputs[1]].shape[2:])
-
-    def _contents(self, add: Residual) -> tuple[str, ...]:
-        region = [self.graph.ops[o] for o in add.region]
-        kinds = []
-        if any(self.heads.is_attention(o) for o in region):
-            kinds.append("attention")
-        if any(o.short in ops.CONV for o in region):
-            kinds.append("conv")
-        if not kinds and any(o.short in ops.LINEAR for o in region):
-            kinds.append("mlp")
-        return tuple(kinds or ["mix"])
-
-
-def _signature(pre: list[NormCall], branch: list[NormCall], post: list[NormCall], parts: int) -> StackKind:
-    key = (bool(pre), bool(branch), bool(post))
-    if parts > 1 and key == (True, False, False):
-        return StackKind.PARALLEL if len(pre) > 1 else StackKind.PARALLEL_SHARED
-    return {
-        (True, False, False): StackKind.PRE,
-        (False, False, True): StackKind.POST,
-        (True, True, False): StackKind.SANDWICH,
-        (False, True, False): StackKind.RES_POST,
-        (False, False, False): StackKind.NONE,
-    }.get(key, StackKind.OTHER)
-
-
-def _name(kind: StackKind, members: tuple[Sublayer, ...]) -> str | None:
-    """Name a post stack with one constant above 1 on every skip: DeepNorm (Wang et al. 2022)."""
-    scales = {round(m.wiring.skip_scale, 4) for m in members}
-    if kind is StackKind.POST and len(scales) == 1 and next(iter(scales)) > 1.0:
-        return "deep-norm"
-    return None
-
-
-def _product(factors: list[float]) -> float:
-    product = 1.0
-    for factor in factors:
-        product *= factor
-    return product

@@ -64,7 +64,7 @@ class Streams(Chains):
         chain, region = self.chain(x), {op.id}
         branch = [i for i in op.inputs[1:] if self.flow.act[i]]
         oldest = self.graph.values[chain.root].producer
-        reached = [self._search(b, set(chain.values), oldest, region, mixed=True) for b in branch]
+        reached = [self.search(b, set(chain.values), oldest, region, mixed=True) for b in branch]
         if not reached or not all(reached):
             return None
         return Residual(-1, op, op.outputs[0], chain, branch, region)
@@ -200,12 +200,13 @@ class Streams(Chains):
         for start in branch:
             if start in targets:
                 return None
-            hit = self._search(start, targets, oldest, region)
+            hit = self.search(start, targets, oldest, region)
             if not hit:
                 return None
         return region
 
-    def _search(self, start: int, targets: set[int], oldest: int, region: set[int], *, mixed: bool = False) -> bool:
+    def search(self, start: int, targets: set[int], oldest: int, region: set[int], *, mixed: bool = False) -> bool:
+        """Walk back from a value; whether a target was reached through a mixing op. The ops seen join ``region``."""
         seen: set[tuple[int, bool]] = set()
         pending = [(start, mixed)]
         hit = False
@@ -238,12 +239,13 @@ class Streams(Chains):
         """(a + b) + x, where a + b is no residual by itself and nothing else reads it."""
         flat: list[int] = []
         for operand in operands:
-            flat.extend(self._addends(operand))
+            flat.extend(self.addends(operand))
         if len(flat) <= len(operands):
             return None
         return self._residual(op, flat)
 
-    def _addends(self, value: int, depth: int = 4) -> Iterator[int]:
+    def addends(self, value: int, depth: int = 4) -> Iterator[int]:
+        """Yield the terms of a sum that is no residual add and that nothing else reads."""
         op = self.graph.producer(value)
         inner = value
         while op is not None and op.short in ops.CAST | ops.DROPOUT and not self._shared(inner, op):
@@ -264,7 +266,7 @@ class Streams(Chains):
                 and not self._shared(inner, op)
             ):
                 for act in acts:
-                    yield from self._addends(act, depth - 1)
+                    yield from self.addends(act, depth - 1)
                 return
         yield value
 
@@ -284,7 +286,7 @@ class Streams(Chains):
                 [operands[skip], *chain.values], list(chain.norms), chain.scales, chain.root, chain.residual, chain.ops
             )
             region = self._region([operands[branch]], Chain([nearest], [], [], nearest, None))
-            if region is None or not any(self._bends(self.graph.ops[o]) for o in region):
+            if region is None or not any(self.bends(self.graph.ops[o]) for o in region):
                 continue  # two linear maps of one value (a low-rank adapter) are one map
             residual = self._make(op, chain, [operands[branch]], region, [])
             residual.shortcut = set(ones[nearest])
@@ -294,7 +296,7 @@ class Streams(Chains):
             return residual
         return None
 
-    def _bends(self, op: Op) -> bool:
+    def bends(self, op: Op) -> bool:
         """Whether an op is a nonlinearity or a norm."""
         return op.id in self._norm_ops or (
             op.short in ops.POINTWISE and op.short not in _AFFINE and len(self.flow.acts(op)) == 1
@@ -342,7 +344,7 @@ class Streams(Chains):
         for residual in live:
             previous = residual.skip.residual
             if previous is not None:
-                followers.setdefault(self._final(previous), []).append(residual)
+                followers.setdefault(self.final(previous), []).append(residual)
         length: dict[int, int] = {}
         for residual in reversed(live):
             length[residual.index] = 1 + max((length[f.index] for f in followers.get(residual.index, ())), default=0)
@@ -365,7 +367,7 @@ class Streams(Chains):
         self._nest(streams)
         return streams
 
-    def _final(self, index: int) -> int:
+    def final(self, index: int) -> int:
         """Return the residual that an absorbed one was merged into."""
         return next((r.index for r in self._holders.get(index, ()) if not r.absorbed), index)
 
@@ -390,7 +392,7 @@ class Streams(Chains):
         inside: dict[int, list[Stream]] = {}
         for stream in streams:
             if stream.nested_in is not None and len(stream.adds) > 1:
-                inside.setdefault(id(holder.get(self._final(stream.nested_in))), []).append(stream)
+                inside.setdefault(id(holder.get(self.final(stream.nested_in))), []).append(stream)
         # an outer add comes after everything in its branch: outermost first
         for stream in sorted(streams, key=lambda s: -s.adds[-1].op.id):
             held = inside.get(id(stream), [])
