@@ -176,23 +176,25 @@ def run(name: str, *, mapped: bool = True) -> dict[str, Any]:
 
 
 def examine(target: Any) -> dict[str, Any]:
-    """Return facts of the map of one target; nothing while there is no ``normwise.checkup.map``.
+    """Return facts of the map of one target, what it took, and the findings above info.
 
     Class names with "norm" in them are a yardstick only: the map never reads them.
     """
-    import normwise.checkup
+    from normwise.checkup import Severity, check, map
 
-    mapper = getattr(normwise.checkup, "map", None)
-    if mapper is None:
-        return {}
     try:
-        report = mapper(target)
+        started = time.perf_counter()
+        map(target)
+        seconds = time.perf_counter() - started
+        report = check(target, effort="read")
     except Exception as error:
         return {"map_error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
     executed = _executed_norms(target)
     found = {site.path.partition("#")[0] for site in (*report.norms, *report.listed_apart)}
     written = [site for site in report.norms if not site.native and site.spec and site.spec.kind in HAND_WRITTEN]
     return {
+        "map_seconds": round(seconds, 3),
+        "loud": [f"{f.code} {f.severity} {f.path}" for f in report.findings if f.severity is not Severity.INFO],
         "norm_modules": len(executed),
         "norm_modules_found": len(executed & found),
         "norm_modules_missed": sorted(executed - found)[:10],
@@ -254,6 +256,14 @@ def _map_summary(ran: list[dict[str, Any]]) -> list[str]:
         if all_of_them:
             share = sum(record[what] for record in mapped) / all_of_them
             lines.append(f"{what}: {share:.2%} of {all_of_them} in {len(mapped)} types")
+    if mapped:
+        seconds = sorted(record["map_seconds"] for record in mapped)
+        slow = sum(s > 1 for s in seconds)
+        lines.append(
+            f"map: median {seconds[len(seconds) // 2]:.3f} s, {slow} types over 1 s, longest {seconds[-1]:.1f} s"
+        )
+    loud = [f"{record['type']} ({', '.join(record['loud'])})" for record in mapped if record["loud"]]
+    lines.append(f"{len(loud)}  with a finding above info: {' '.join(loud)}")
     errors = [record["type"] for record in ran if "map_error" in record]
     return lines + ([f"{len(errors)}  map failed: {' '.join(errors)}"] if errors else [])
 

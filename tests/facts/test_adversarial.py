@@ -65,20 +65,25 @@ def _told(held: Any) -> str:
 
 
 class Momentum(nn.Module):
-    """BYOL, MoCo: a slow copy that every call moves through ``.data``."""
+    """BYOL, MoCo: a slow copy that every call moves through ``.data``, in place or by a new tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self, how: str) -> None:
         super().__init__()
+        self.how = how
         self.online, self.slow = nn.Sequential(Block(), Block()), nn.Sequential(Block(), Block())
 
     def forward(self, x: Tensor) -> Tensor:
         for fast, slow in zip(self.online.parameters(), self.slow.parameters(), strict=True):
-            slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
+            if self.how == "replaced":
+                slow.data = slow.data * 0.9 + fast.data * 0.1
+            else:
+                slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
         return self.online(x) - self.slow(x).detach()
 
 
-def test_parameters_that_a_forward_overwrites_are_bit_identical_afterwards() -> None:
-    model = Momentum().eval()
+@pytest.mark.parametrize("how", ["in_place", "replaced"])
+def test_parameters_that_a_forward_overwrites_are_bit_identical_afterwards(how: str) -> None:
+    model = Momentum(how).eval()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     report = nw.check(model, torch.randn(2, 5, 16))
     assert report.unchanged is True
@@ -135,6 +140,25 @@ def test_a_learned_eps_is_an_eps() -> None:
     assert spec is not None
     assert str(spec.kind) == "rms"
     assert spec.eps == pytest.approx(1e-3)
+
+
+class Scaled(nn.Module):
+    """A root mean square norm whose output is multiplied by a constant: queries, DiffTransformer's heads."""
+
+    def __init__(self, constant: float) -> None:
+        super().__init__()
+        self.linear, self.weight, self.constant = nn.Linear(16, 16), nn.Parameter(torch.ones(16)), constant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)) * self.constant
+
+
+@pytest.mark.parametrize("constant", [0.2, 0.25])  # 0.25 is 16 ** -0.5, which makes rows of length one
+def test_a_constant_behind_an_rms_norm_leaves_it_one(constant: float) -> None:
+    (norm,) = nw.map(Scaled(constant).eval(), torch.randn(4, 16)).norms
+    assert norm.spec is not None
+    assert (str(norm.spec.kind), norm.spec.factor, norm.spec.eps) == ("rms", constant, 1e-6)
 
 
 class Adjacent(nn.Module):

@@ -64,7 +64,6 @@ def test_one_architecture_of_each_kind_is_placed_right(model_type: str) -> None:
     assert _found(model_type) == TRUTH[model_type]
 
 
-@pytest.mark.slow
 def test_nearly_all_architectures_are_placed_right() -> None:
     wrong = {name: (_found(name), row) for name, row in TRUTH.items() if _found(name) != row}
     listing = "\n".join(f"{name}\n  found    {found}\n  expected {row}" for name, (found, row) in wrong.items())

@@ -46,8 +46,7 @@ def derived_call(flow: Flow, candidate: Candidate, replayer: Replayer) -> NormCa
         ):
             spec, affine = folded
         if spec is not None:
-            spec = with_affine(spec, affine)
-            spec = _resolve_l2(spec, stat.count)
+            spec = _resolve_l2(with_affine(spec, affine), stat.count, own=spec.factor)
             spec = _regrouped(flow, candidate, spec)
             gate = pre_gated(flow, root)
             spec = replace(spec, gate=Gate.BEFORE) if gate and spec.gate is Gate.NONE else spec
@@ -338,12 +337,18 @@ def _fit(
     return replace(spec, factor=near if near is not None else 1.0)
 
 
-def _resolve_l2(spec: NormSpec, count: int) -> NormSpec:
-    """Call x * g / |x| an L2 norm: its constant is n^-1/2 in terms of the root mean square."""
+def _resolve_l2(spec: NormSpec, count: int, *, own: float) -> NormSpec:
+    """Call x * g / |x| an L2 norm: its constant is n^-1/2 in terms of the root mean square.
+
+    Args:
+        spec: the norm with what follows it, stated for the mean of squares.
+        count: elements of a row.
+        own: the factor before anything follows; 1 is a root mean square, whatever multiplies it later.
+    """
     if spec.statistic is not Statistic.MEAN_SQUARE or count <= 1 or spec.center:
         return spec
     factor = spec.factor * math.sqrt(count)
-    if abs(spec.factor - 1.0) < 1e-3:
+    if min(abs(own - 1.0), abs(spec.factor - 1.0)) < 1e-3:
         return spec
     eps = spec.eps
     if eps:

@@ -54,7 +54,7 @@ class Overwritten:
         self._saved: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for tensor in [*model.parameters(), *model.buffers()]:
             if (key := _storage_key(tensor)) is not None and tensor.device.type != "meta":
-                self._owned.setdefault(key, []).append(tensor)
+                self._owned.setdefault(key, []).append(tensor.detach())
 
     def before(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """Copy what an op is about to overwrite, and return it."""

@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True) -> Iterator[None
     held = contents.Contents(modules)
     buffers = [(b, _version(b), b.detach().clone()) for b in _plain_tensors(model.buffers())]
     grads = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+    tensors = _plain_tensors(chain(model.parameters(), model.buffers()))
+    contained = [(t, t.detach()) for t in tensors if t.layout is torch.strided and not t.is_quantized]
     process = _process_state()
     try:
         if evaluate is not None:
@@ -50,6 +53,9 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True) -> Iterator[None
         held.restore()
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
+        for tensor, content in contained:
+            if _swapped(tensor, content):
+                tensor.data = content
         for buffer, version, copy in buffers:
             if version is None or buffer._version != version:
                 with torch.no_grad(), torch.inference_mode(buffer.is_inference()):
@@ -73,6 +79,12 @@ def tensor_state(model: nn.Module) -> dict[str, int]:
         raw = flat.view(torch.uint8) if flat.numel() else torch.zeros(0, dtype=torch.uint8)
         state[name] = hash(raw.numpy().tobytes())
     return state
+
+
+def _swapped(tensor: torch.Tensor, content: torch.Tensor) -> bool:
+    """Whether ``tensor.data = other`` gave a parameter or buffer another content since it was detached."""
+    alike = all(getattr(tensor, n) == getattr(content, n) for n in ("dtype", "device", "layout", "is_quantized"))
+    return not alike or not tensor.is_set_to(content)
 
 
 def _version(tensor: torch.Tensor) -> int | None:
