@@ -48,7 +48,8 @@ def run(name: str, rule: ModuleType, facts: Facts) -> list[Finding] | NotChecked
         return NotChecked(
             code=rule.CODE, name=name, why=f"the rule failed ({type(error).__name__}: {error}); please report it"
         )
-    return [replace(f, code=rule.CODE, name=name, docs=DOCS.format(code=rule.CODE)) for f in found]
+    docs = DOCS.format(code=rule.CODE)
+    return [replace(f, code=rule.CODE, name=name, docs=docs, paths=f.paths or (f.path,)) for f in found]
 
 
 def chosen(

@@ -75,7 +75,6 @@ def tensor_state(model: nn.Module) -> dict[str, int]:
         if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer) or tensor.device.type == "meta":
             continue
         flat = tensor.detach().cpu().contiguous().view(-1)
-        # int64 sums of the raw bits, weighted by position: one fast pass, changes with any bit
         raw = flat.view(torch.uint8) if flat.numel() else torch.zeros(0, dtype=torch.uint8)
         state[name] = hash(raw.numpy().tobytes())
     return state
