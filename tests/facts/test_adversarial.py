@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import normwise as nw
 from normwise.errors import TraceError
@@ -159,6 +160,43 @@ def test_a_constant_behind_an_rms_norm_leaves_it_one(constant: float) -> None:
     (norm,) = nw.map(Scaled(constant).eval(), torch.randn(4, 16)).norms
     assert norm.spec is not None
     assert (str(norm.spec.kind), norm.spec.factor, norm.spec.eps) == ("rms", constant, 1e-6)
+
+
+class Projected(nn.Module):
+    """A generator's block: upsampling on both ways, and what a class or a time step says, added or as gain and shift."""
+
+    def __init__(self, how: str, inside: int, out: int) -> None:
+        super().__init__()
+        self.how, self.told = how, nn.Linear(4, 2 * out)
+        self.norm1, self.norm2 = nn.BatchNorm2d(inside), nn.BatchNorm2d(out, affine=False)
+        self.conv1, self.conv2 = nn.Conv2d(inside, out, 3, padding=1), nn.Conv2d(out, out, 3, padding=1)
+        self.shortcut = nn.Conv2d(inside, out, 1)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        gain, shift = self.told(condition)[..., None, None].chunk(2, 1)
+        h = self.conv1(functional.interpolate(torch.relu(self.norm1(x)), scale_factor=2))
+        h = self.norm2(h + shift) if self.how == "added" else self.norm2(h) * (1 + gain) + shift
+        return self.conv2(torch.relu(h)) + self.shortcut(functional.interpolate(x, scale_factor=2))
+
+
+class Generator(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 1)
+        self.blocks = nn.ModuleList([Projected(how, 4, 6), Projected(how, 6, 6), Projected(how, 6, 4)])
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, condition)
+        return x
+
+
+@pytest.mark.parametrize("how", ["added", "modulated"])
+def test_a_projection_on_every_skip_makes_a_stream(how: str) -> None:
+    report = nw.map(Generator(how).eval(), (torch.randn(2, 3, 4, 4), torch.randn(2, 4)))
+    assert [(str(s.kind), s.sublayers) for s in report.placement.stacks] == [("pre", 3)]
+    assert [str(n.placement) for n in report.norms] == ["pre", "inner"] * 3
 
 
 class Adjacent(nn.Module):

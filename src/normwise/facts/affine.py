@@ -164,10 +164,7 @@ def _shift(flow: Flow, out: Affine, other: object, value: int) -> bool:
     if not isinstance(other, Ref):
         return False
     if flow.act[other.value]:
-        if (
-            out.modulation is Modulation.SCALE
-            and flow.graph.values[other.value].shape[-1:] == flow.graph.values[value].shape[-1:]
-        ):
+        if out.modulation is Modulation.SCALE and _spreads(flow, other.value, value):
             full = flow.graph.values[other.value].numel == flow.graph.values[value].numel
             if full and offset_of(flow, other.value) != 1.0 and not _shares_source(flow, out, other.value):
                 return False
@@ -184,6 +181,13 @@ def _broadcasts(flow: Flow, other: int, value: int) -> bool:
     """A shift is one vector for all positions; a learned table of positions is none."""
     shape, full = flow.graph.values[other].shape, flow.graph.values[value].shape
     return sum(1 for s in shape if s > 1) <= 1 or len(shape) < len(full) - 1
+
+
+def _spreads(flow: Flow, other: int, value: int) -> bool:
+    """Whether a shift fits a value axis by axis, and says something about its channels: [B, 1, H] or [N, C, 1, 1]."""
+    shape, full = flow.graph.values[other].shape, flow.graph.values[value].shape
+    fits = all(a in (1, b) for a, b in zip(reversed(shape), reversed(full), strict=False))
+    return shape[-1:] == full[-1:] or (fits and len(shape) > 2 and shape[-1] == 1 and shape[1:2] == full[1:2])
 
 
 def _shares_source(flow: Flow, out: Affine, value: int) -> bool:

@@ -312,6 +312,8 @@ class Streams(Chains):
             if norm is not None and current != norm.input:
                 path = (*path, *norm.members)
                 current = norm.input
+                if count:
+                    found[current] = (count, path)
                 continue
             if current in self.made_by:
                 found[current] = (count, path)
@@ -323,9 +325,10 @@ class Streams(Chains):
             if op.short in ops.CONV:
                 count += 1
                 acts = [i for i in op.inputs[:1] if self.flow.act[i]]
-            elif op.short in ops.MUL and len(acts) == 2:
+            elif op.short in ops.MUL | ops.ADD and len(acts) == 2:  # a gate, or the embedding of a time step
                 numel = self.graph.values[current].numel
-                acts = [a for a in acts if self.graph.values[a].numel == numel][:1]
+                full = [a for a in acts if self.graph.values[a].numel == numel]
+                acts = full[:1] if len(full) == 1 or op.short in ops.MUL else acts
             elif op.short not in ops.POINTWISE and op.short not in ops.VIEW and op.short not in ops.POOL:
                 break
             if len(acts) != 1:
