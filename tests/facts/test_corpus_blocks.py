@@ -136,3 +136,29 @@ def test_blocks_are_counted_where_one_forward_loops_over_their_parts() -> None:
 
     (stack,) = nw.map(Loops(), torch.randn(2, 5, 8)).placement.stacks
     assert (stack.depth, stack.sublayers) == (5, 10)
+
+
+def test_a_norm_between_two_pre_norm_encoders_closes_one_stack_and_starts_the_next() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.mlp = nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.mlp(self.norm(x))
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks, self.last = nn.Sequential(*(Block() for _ in range(8))), nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.blocks(x))
+
+    report = nw.map(nn.Sequential(nn.Linear(8, 8), Encoder(), Encoder()), torch.randn(2, 5, 8))
+    stacks = [(str(s.kind), s.depth, s.starts_with_norm, s.final_norm) for s in report.placement.stacks]
+    assert stacks == [("pre", 8, False, True), ("pre", 8, True, True)]
+    assert {n.path: str(n.placement) for n in report.norms if n.path.endswith("last")} == {
+        "1.last": "final",
+        "2.last": "final",
+    }

@@ -20,7 +20,8 @@ _CARRIES = ops.VIEW | ops.POINTWISE | ops.POOL | ops.OVERWRITE | frozenset({"cat
 class Reader(StrEnum):
     """Who reads the end of a stream, as it stands."""
 
-    HEAD = "head"  # a learned map whose result leaves the model
+    HEAD = "head"  # a linear map whose result leaves the model
+    STAGE = "stage"  # a convolution: the neck or decoder that follows was trained on the stream as it is
     MEMORY = "memory"  # a sublayer of another stack: cross-attention
     STACK = "stack"  # another stack starts from it
     NORM = "norm"  # a norm stands somewhere behind it
@@ -58,8 +59,10 @@ def beyond(flow: Flow, placed: Placed, norms: tuple[NormCall, ...], stack: int) 
     if any(n.op.id in far.ops for n in norms):
         return Beyond(reader=Reader.NORM, path="")
     heads = [o for o in near.stopped if any(flow.learned[i] and not flow.act[i] for i in o.inputs)]
+    linear = [o for o in heads if o.short not in ops.CONV]
     if heads:
-        return Beyond(reader=Reader.HEAD, path=graph.path(heads[0]))
+        first = (linear or heads)[0]
+        return Beyond(reader=Reader.HEAD if linear else Reader.STAGE, path=graph.path(first))
     if set(graph.outputs) & near.values:
         return Beyond(reader=Reader.OUTPUT, path="")
     return Beyond(reader=Reader.NONE, path="")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from normwise.facts import vocabulary as ops
 from normwise.facts.attention import AttentionOperands
@@ -51,6 +52,14 @@ class _Placer:
             self.layers.update(blocks_of(self.graph, stream))
         self._regions = [(r, r.region) for s in self.main for r in s.adds]
         self.spans = self._spans()
+        # where a stream was parted at a norm, what lies behind that norm belongs to the second part
+        self._starts = {
+            value: i
+            for i, s in enumerate(self.main)
+            if s.adds[0].skip.residual in self.stream_of
+            for value in s.adds[0].skip.values
+            if all(self.graph.values[value].producer >= n.op.id for n in s.adds[0].skip.norms)
+        }
 
     # -- streams worth reporting ---------------------------------------------------------
 
@@ -60,9 +69,34 @@ class _Placer:
             for s in self.all.streams
             if s.nested_in is None and not s.long_skip and (len(s.adds) > 1 or self._touched(s))
         ]
+        kept = [part for s in kept for part in self._parted(s)]
         if any(len(s.adds) > 1 for s in kept):  # beside a stack, a lone add is a head or a stem
             kept = [s for s in kept if len(s.adds) > 1]
         return sorted(kept, key=lambda s: (-len(s.adds), s.adds[0].op.id))
+
+    def _parted(self, stream: Stream) -> list[Stream]:
+        """Part a stream at a norm that closes one stack before another starts (an encoder after an encoder).
+
+        Such a norm stands on the skip, in no block of either side, in a stream whose other adds have none.
+        """
+        normed = [i for i, add in enumerate(stream.adds) if i and add.skip.norms]
+        if not normed or len(normed) > (1 - SHARE) * len(stream.adds):
+            return [stream]
+        cuts = [i for i in normed if self._between(stream, i)]
+        bounds = [0, *cuts, len(stream.adds)]
+        return [Stream(stream.adds[a:b], stream.nested_in) for a, b in pairwise(bounds)]
+
+    def _between(self, stream: Stream, position: int) -> bool:
+        """Whether the norms before an add stand in no block of the adds on either side, of which each has several."""
+        around = [{c.id for c in self.graph.ancestors(n.call)} for n in stream.adds[position].skip.norms]
+        for part, nearest in ((stream.adds[:position], -1), (stream.adds[position:], 0)):
+            if len(set(blocks_of(self.graph, Stream(part)).values())) < 2:
+                return False
+            lines = [{c.id for c in self.graph.ancestors(a.op.call)} for a in part]
+            block = lines[nearest] - set.intersection(*lines)
+            if any(outer & block for outer in around):
+                return False
+        return True
 
     def _spans(self) -> dict[int, int]:
         """Return, for each add of a long skip, the last stream that it spans."""
@@ -120,7 +154,9 @@ class _Placer:
         for index, stream in enumerate(self.main):
             for add in stream.adds:
                 for norm in add.skip.norms:
-                    if add.skip.residual is not None:
+                    if add is stream.adds[0] and add.skip.residual in self.stream_of:
+                        seat = Seat(Place.FINAL, self.stream_of[add.skip.residual])
+                    elif add.skip.residual is not None:
                         seat = Seat(Place.POST, index, self.all.final(add.skip.residual))
                     else:
                         seat = Seat(Place.STEM if self._of_convolution(norm) else Place.EMBEDDING, index)
@@ -181,6 +217,8 @@ class _Placer:
     def _on_stream(self, values: list[int]) -> tuple[int, int | None] | None:
         """Return the main stream (and the residual, None for the origin) that a chain leads back to."""
         for value in values:
+            if value in self._starts:
+                return self._starts[value], None
             made = self.all.made_by.get(value)
             if made is not None and made.index in self.stream_of:
                 return self.stream_of[made.index], self.all.final(made.index)

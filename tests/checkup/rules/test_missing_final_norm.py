@@ -110,3 +110,18 @@ class EncoderDecoder(nn.Module):
 
 def test_a_memory_without_a_norm_is_worth_knowing() -> None:
     assert severities("PLC001", EncoderDecoder().eval(), X, X + 1) == ["info"]
+
+
+def test_a_convolution_behind_the_stream_is_worth_knowing_only() -> None:
+    """A codec's or detector's neck was trained on the stream as it is."""
+
+    class Neck(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(H, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x.transpose(1, 2))
+
+    (found,) = findings("PLC001", stack(Neck()), X)
+    assert found.severity == "info"

@@ -78,3 +78,26 @@ def test_uniform_stacks_of_any_kind_are_silent() -> None:
 def test_a_block_with_one_more_sublayer_of_the_same_kind_is_no_odd_block() -> None:
     blocks = nn.Sequential(*(Block(crossed=i == 3) for i in range(8)), nn.LayerNorm(H))
     assert findings("PLC002", blocks, X) == []
+
+
+def test_an_add_between_the_blocks_is_no_odd_block() -> None:
+    class Injected(nn.Module):
+        """A conformer with an intermediate loss feeds its prediction back halfway."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks, self.out, self.back = (
+                nn.ModuleList(Block() for _ in range(8)),
+                nn.Linear(H, 3),
+                nn.Linear(3, H),
+            )
+            self.last = nn.LayerNorm(H)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for i, block in enumerate(self.blocks):
+                x = block(x)
+                if i == 3:
+                    x = x + self.back(self.out(x).softmax(-1))
+            return self.last(x)
+
+    assert findings("PLC002", Injected(), X) == []

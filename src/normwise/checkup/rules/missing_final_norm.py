@@ -47,12 +47,13 @@ def check(facts: Facts) -> Iterator[Finding]:
         if stack.kind not in KINDS or stack.depth < BLOCKS or stack.final_norm:
             continue
         reach = beyond(facts.flow, facts.placed, facts.norm_calls.norms, index)
-        if reach.reader in (Reader.HEAD, Reader.OUTPUT, Reader.MEMORY):
+        if reach.reader in _READS:
             yield _finding(facts, index, reach.reader, reach.path)
 
 
 _READS = {
     Reader.HEAD: "{path} reads the sum of {adds} branches without a norm",
+    Reader.STAGE: "{path} reads the sum of {adds} branches without a norm",
     Reader.OUTPUT: "the model returns the sum of {adds} branches without a norm",
     Reader.MEMORY: "{path} reads the sum of {adds} branches of another stack without a norm",
 }

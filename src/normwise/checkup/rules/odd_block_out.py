@@ -50,9 +50,16 @@ def check(facts: Facts) -> Iterator[Finding]:
     """Report interior blocks whose signatures no majority of their siblings shares."""
     for index in range(len(facts.placement.stacks)):
         blocks = _blocks(facts, index)
-        odd = _odd(blocks)
+        odd = [layer for layer in _odd(blocks) if layer not in _beside(facts, index)]
         if odd:
             yield _finding(facts, index, odd, blocks)
+
+
+def _beside(facts: Facts, stack: int) -> set[int]:
+    """Return the blocks that are no siblings: adds that the module around the blocks makes itself."""
+    graph, adds = facts.graph, facts.placed.streams[stack].adds
+    around = {call.id for add in adds for call in graph.ancestors(graph.calls[add.op.call].parent)}
+    return {facts.placed.layers[add.index] for add in adds if add.op.call in around}
 
 
 def _blocks(facts: Facts, stack: int) -> dict[int, frozenset[Signature]]:
