@@ -163,7 +163,7 @@ def test_a_constant_behind_an_rms_norm_leaves_it_one(constant: float) -> None:
 
 
 class Projected(nn.Module):
-    """A generator's block: upsampling on both ways, and what a class or a time step says, added or as gain and shift."""
+    """A generator's block: upsampling on both ways; what a class or a time step says is added, or gain and shift."""
 
     def __init__(self, how: str, inside: int, out: int) -> None:
         super().__init__()
@@ -206,6 +206,25 @@ class Adjacent(nn.Module):
 
     def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
         return x + self.linear(torch.sparse.mm(adjacency, self.norm(x)))
+
+
+class Own(Tensor):
+    """A user's subclass: every result is another tensor object than the one its op made."""
+
+
+class Subclassed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(8), Block(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x.as_subclass(Own)).as_subclass(Tensor)
+
+
+def test_tensor_subclasses_carry_the_stream() -> None:
+    report = nw.map(Subclassed().eval(), torch.randn(2, 5, 8))
+    assert report.breaks == ()
+    assert [(str(s.kind), s.sublayers) for s in report.placement.stacks] == [("pre", 2)]
 
 
 class Ragged(nn.Module):

@@ -47,12 +47,12 @@ class _Storage:
 
 
 class Overwritten:
-    """Copies parameters and buffers before they are written to, whichever view of them is used."""
+    """Copies parameters, buffers and inputs before they are written to, whichever view of them is used."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._owned: dict[int, list[torch.Tensor]] = {}  # storage -> parameters and buffers in it
+    def __init__(self, model: nn.Module, inputs: Any) -> None:
+        self._owned: dict[int, list[torch.Tensor]] = {}  # storage -> what the user holds of it
         self._saved: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        for tensor in [*model.parameters(), *model.buffers()]:
+        for tensor in [*model.parameters(), *model.buffers(), *tensors_in(inputs)]:
             if (key := _storage_key(tensor)) is not None and tensor.device.type != "meta":
                 self._owned.setdefault(key, []).append(tensor.detach())
 
@@ -95,9 +95,10 @@ class Tracer(TorchDispatchMode):
         self._token = object()
         self._known: dict[int, tuple[int, int]] = {}  # id(tensor) -> (value, writes seen)
         self._keep: list[torch.Tensor] = []  # so that those ids stay taken
-        self._by_storage: dict[int, int] = {}  # storage -> value of a parameter or buffer
+        self._by_storage: dict[int, int] = {}  # storage -> value of a parameter, buffer or input
         self._storages: dict[int, _Storage] = {}
-        self._overwritten = Overwritten(model)
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}  # storage -> the last value an op left in it
+        self._overwritten = Overwritten(model, inputs)
         self.data: list[bool] = []  # by value: depends on an input of the model
         self._register(model, inputs, stand_ins or {})
 
@@ -124,7 +125,10 @@ class Tracer(TorchDispatchMode):
         for name, item in [*((str(i), a) for i, a in enumerate(args)), *kwargs.items()]:
             for tensor in tensors_in(item):
                 if id(tensor) not in self._known:
-                    self._remember(tensor, self._mint(tensor, ValueKind.INPUT, names=(name,), data=True))
+                    value = self._mint(tensor, ValueKind.INPUT, names=(name,), data=True)
+                    self._remember(tensor, value)
+                    if (key := _storage_key(tensor)) is not None:
+                        self._by_storage.setdefault(key, value)
 
     def _remember(self, tensor: torch.Tensor, value: int) -> None:
         self._known[id(tensor)] = (value, 0)
@@ -179,18 +183,27 @@ class Tracer(TorchDispatchMode):
             setattr(tensor, _TAG, (self._token, value, writes))
 
     def _adopt(self, tensor: torch.Tensor, key: int | None, writes: int) -> int:
-        """Take in a tensor that no op produced: a view of a parameter made by ``.data``, or a constant."""
+        """Take in a tensor object that no op produced: a parameter's ``.data``, a subclass of a result, a constant."""
         owner = self._by_storage.get(key) if key is not None else None
         if owner is not None:
             value = owner
             if tuple(tensor.shape) != self.graph.values[owner].shape:
                 value = self._alias(tensor, (owner,))
+        elif (made := self._left_in(key)) is not None:
+            same = tuple(tensor.shape) == self.graph.values[made].shape
+            value = made if same else self._alias(tensor, (made,))
         else:
             value = self._mint(tensor, ValueKind.CONST, data=self._made_inside and tensor.dim() > 0)
             self.constants[value] = tensor
         self._remember(tensor, value)
         self._known[id(tensor)] = (value, writes)
         return value
+
+    def _left_in(self, key: int | None) -> int | None:
+        """Return the value that an op left in a storage: another tensor object, such as a subclass, may hold it."""
+        if key in self._storages:
+            return self._storages[key].writes[-1]
+        return self._made[key][1] if key in self._made else None
 
     def _alias(self, tensor: torch.Tensor, inputs: tuple[int, ...]) -> int:
         op = self._record(ALIAS, "", tuple(Ref(i) for i in inputs), {}, inputs)
@@ -247,6 +260,8 @@ class Tracer(TorchDispatchMode):
                 continue  # the op returned its own argument: nothing new was made
             value = self._mint(tensor, ValueKind.OP, producer=op.id, data=data)
             self._tag(tensor, value, self._writes(tensor))
+            if (key := _storage_key(tensor)) is not None:
+                self._made[key] = (StorageWeakRef(tensor.untyped_storage()), value)
             yield value
 
     def _note_write(self, tensor: torch.Tensor, value: int) -> None:
@@ -288,7 +303,7 @@ class Tracer(TorchDispatchMode):
     # -- undoing what the model did to itself ---------------------------------------------
 
     def undo(self) -> None:
-        """Put back parameters and buffers that the run overwrote, and forget the tags."""
+        """Put back parameters, buffers and inputs that the run overwrote, and forget the tags."""
         self._overwritten.undo()
         self._keep.clear()
         self._known.clear()
