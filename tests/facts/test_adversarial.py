@@ -15,6 +15,9 @@ from torch.nn import functional
 
 import normwise as nw
 from normwise.errors import TraceError
+from normwise.facts.replay import Replayer
+from normwise.graph import trace
+from normwise.targets import target
 
 
 class Block(nn.Module):
@@ -325,3 +328,196 @@ def test_a_meta_model_takes_meta_inputs() -> None:
     with torch.device("meta"):
         model, x = nn.Sequential(Block(), Block()), torch.randn(2, 5, 16)
     assert [str(s.kind) for s in nw.map(model, x).placement.stacks] == ["pre"]
+
+
+class Writing(nn.Module):
+    """Changes what it was given: adds to its input, takes a key out of a dict, appends to a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(8), Block(8))
+
+    def forward(self, x: Tensor, extra: dict[str, Any]) -> Tensor:
+        x += 1
+        extra["seen"].append(extra.pop("scale"))
+        return self.blocks(x * extra["seen"][-1])
+
+
+def test_inputs_that_a_forward_changes_are_as_they_were() -> None:
+    x, seen = torch.zeros(2, 5, 8), []
+    extra = {"scale": 2.0, "seen": seen}
+    report = nw.check(Writing(), (x, extra))
+    assert len(report.profile) == 2
+    assert torch.equal(x, torch.zeros(2, 5, 8))
+    assert (extra, seen) == ({"scale": 2.0, "seen": []}, [])
+
+
+class Registering(nn.Module):
+    """Registers a buffer that is not saved and a hook with keywords when it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.register_buffer("mask", torch.ones(8), persistent=False)
+        self.norm.register_forward_hook(lambda module, args, kwargs, output: None, with_kwargs=True)
+        return self.norm(x) * self.mask
+
+
+def test_what_a_forward_registers_is_forgotten() -> None:
+    model = Registering()
+    nw.check(model, torch.randn(2, 8))
+    assert model._non_persistent_buffers_set == set()
+    assert (dict(model._buffers), dict(model.norm._forward_hooks)) == ({}, {})
+    assert dict(model.norm._forward_hooks_with_kwargs) == {}
+
+
+class InPlace(nn.Module):
+    """Adds to its stream in place, or not."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.blocks, self.in_place = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), in_place
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1.5
+        for block in self.blocks:
+            branch = torch.tanh(block(x.clone()))
+            if self.in_place:
+                x += branch
+            else:
+                x = x + branch
+        return self.norm(x)
+
+
+def test_a_stream_written_in_place_has_the_gradients_of_one_that_is_not() -> None:
+    plain, written = InPlace(in_place=False), InPlace(in_place=True)
+    written.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 5, 8)
+    expected = [row.grad_rms for row in nw.check(plain, x).profile]
+    assert len(set(expected)) == 3
+    assert [row.grad_rms for row in nw.check(written, x).profile] == pytest.approx(expected)
+
+
+def test_a_check_within_inference_mode_says_what_it_says_outside() -> None:
+    model, x = nn.Sequential(Block(8), Block(8)), torch.randn(2, 5, 8)
+    outside = nw.check(model, x)
+    with torch.inference_mode():
+        inside = nw.check(model, x.clone())
+        assert torch.is_inference_mode_enabled()
+    assert inside.profile == outside.profile
+    assert all(row.grad_rms for row in inside.profile)
+    assert (inside.findings, inside.not_checked) == (outside.findings, outside.not_checked)
+
+
+class HandWritten(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def test_a_default_device_changes_nothing() -> None:
+    model, x = nn.Sequential(Block(8), HandWritten()), torch.randn(2, 5, 8)
+    expected = nw.check(model, x)
+    with torch.device("meta"):
+        report = nw.check(model, x)
+    assert (report.norms, report.profile) == (expected.norms, expected.profile)
+    assert all(str(n.evidence) == "verified" for n in report.norms)
+
+
+def test_a_replay_runs_on_the_device_of_its_data() -> None:
+    recording = trace(target(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), torch.randn(2, 8)))
+    replayer = Replayer(recording, nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)))
+    norm = recording.graph.ops[-1]
+    data = torch.empty(2, 8, dtype=torch.float64, device="meta")  # stands for any device that the model is not on
+    assert replayer(norm.outputs[0], {norm.inputs[0]: data}).device == data.device
+
+
+def test_statistics_of_a_number_are_no_norm() -> None:
+    class Scalar(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            mean = x.mean()
+            return x, mean.norm(dim=0), torch.linalg.vector_norm(mean, dim=-1), mean.var(0, correction=0), mean.sum(0)
+
+    report = nw.check(nn.Sequential(nn.LayerNorm(8), Scalar()), torch.randn(2, 8))
+    assert [n.path for n in report.norms] == ["0"]
+
+
+@torch.library.custom_op("normwise_tests::layer_norm", mutates_args=())
+def foreign_layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:], weight, None, eps)
+
+
+@torch.library.custom_op("normwise_tests::mul", mutates_args=())
+def foreign_mul(x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Foreign(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return foreign_mul(foreign_layer_norm(x, self.weight, 1e-5))
+
+
+def test_a_foreign_op_with_the_name_of_one_of_torchs_is_judged_by_what_it_does() -> None:
+    (site,) = nw.map(nn.Sequential(nn.Linear(8, 8), Foreign()), torch.randn(2, 5, 8)).norms
+    assert (site.path, str(site.evidence)) == ("1", "probed")
+    assert site.spec is not None
+    assert str(site.spec.kind) == "layer"
+
+
+class Picky(nn.Module):
+    """Works outside torch and refuses large numbers by an error of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.abs().max() > 8:
+            raise KeyError("too large")
+        return torch.from_numpy(x.numpy() / np.sqrt((x.numpy() ** 2).mean(-1, keepdims=True)))
+
+
+def test_a_module_that_refuses_the_probes_numbers_is_left_out() -> None:
+    assert nw.map(nn.Sequential(nn.Linear(8, 8), Picky()), torch.randn(2, 5, 8)).norms == ()
+
+
+class Moded(nn.Module):
+    """A norm or a mere scale, by an attribute that its representation does not show."""
+
+    def __init__(self, *, norm: bool) -> None:
+        super().__init__()
+        self.weight, self.norm = nn.Parameter(torch.ones(8)), norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, (8,), self.weight) if self.norm else x * self.weight
+
+
+def test_idle_modules_of_one_class_are_told_apart() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.scale, self.rms = nn.Linear(8, 8), Moded(norm=False), Moded(norm=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    assert nw.map(Idle(), torch.randn(2, 8)).not_executed == ("rms",)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: torch.eye(8).to_sparse(),
+        lambda: torch.eye(8).to_sparse_csr(),
+        lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8),
+        lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    ],
+    ids=["coo", "csr", "quantized", "conjugated"],
+)
+def test_a_buffer_of_any_layout_may_be_there(build: Any) -> None:
+    model = nn.Sequential(nn.LayerNorm(8))
+    model.register_buffer("held", build())
+    assert nw.check(model, torch.randn(2, 8)).unchanged

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normwise.errors import TraceError
-from normwise.graph import ALIAS, OPAQUE, Graph, Recording, ValueKind, trace
+from normwise.graph import ALIAS, OPAQUE, Graph, Op, Recording, ValueKind, trace
 from normwise.targets import target
 
 
@@ -224,3 +224,33 @@ def test_wrapped_models_keep_the_users_paths(wrap: Any) -> None:
     (norm,) = [op for op in recording.graph.ops if op.short == "layer_norm"]
     assert recording.graph.path(norm) in dict(model.named_modules())
     assert recording.graph.path(norm).endswith(".1")
+
+
+def test_a_forward_that_raises_after_its_parts_ran_does_not_blame_them() -> None:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        raise RuntimeError(f"no head for {model.a(x).shape}")
+
+    with pytest.raises(TraceError, match="the forward of Model raised: RuntimeError") as caught:
+        _trace(forward, torch.randn(2, 3), a=nn.Linear(3, 3))
+    assert caught.value.path is None
+
+
+def test_ops_after_a_caught_error_belong_to_the_module_that_caught_it() -> None:
+    class Breaks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("no kernel")
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        try:
+            return model.fast(x)
+        except ValueError:
+            return model.slow(torch.tanh(x))
+
+    graph = _trace(forward, torch.randn(2, 3), fast=Breaks(), slow=nn.Linear(3, 3)).graph
+    assert [(op.short, graph.path(op)) for op in graph.ops] == [("tanh", ""), ("linear", "slow")]
+    assert [c.parent for c in graph.calls if c.path == "slow"] == [0]
+
+
+def test_only_torchs_ops_go_by_their_short_names() -> None:
+    ops = [Op(0, name, "", (), {}, (), (), 0, None) for name in ("aten.add_", "higher_order.cond", "mylib.layer_norm")]
+    assert [op.short for op in ops] == ["add", "cond", "mylib.layer_norm"]

@@ -136,6 +136,7 @@ def _given(**evidence: Any) -> dict[str, Any]:
     return {name: value for name, value in evidence.items() if value is not None}
 
 
+@torch.inference_mode(False)  # the user may have called within it; gradients are measured
 def _report(target: Target, rules: dict[str, Any], effort: str, *, judged: bool) -> Report:
     started = time.perf_counter()
     hashed = judged and _bytes_of(target.model) <= _HASH_LIMIT

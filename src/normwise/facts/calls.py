@@ -92,7 +92,7 @@ def through_casts(flow: Flow, value: int) -> int:
 def random_input(shape: tuple[int, ...], eps: float | None, *, offset: float = 0.5, scale: float = 1.0) -> torch.Tensor:
     """Return float64 data; with ``eps`` at the size where eps matters as much as the variance."""
     generator = torch.Generator().manual_seed(_SEED)
-    x = torch.randn(shape, generator=generator, dtype=torch.float64) * scale + offset
+    x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") * scale + offset
     return x * math.sqrt(eps) if eps else x
 
 

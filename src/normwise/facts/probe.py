@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import torch
 from torch import nn
@@ -36,6 +37,7 @@ def opaque_norms(recording: Recording, flow: Flow, model: nn.Module, known: froz
     """
     graph = recording.graph
     modules = dict(model.named_modules(remove_duplicate=False))
+    device = _device(model, torch.device("cpu"))
     verdicts: dict[str, NormSpec | None] = {}
     held: dict[int, list[Op]] = {}
     for op in graph.ops:
@@ -45,7 +47,7 @@ def opaque_norms(recording: Recording, flow: Flow, model: nn.Module, known: froz
         opaque = [o for o in ops if _is_opaque(o)]
         if not call.leaf or not opaque or any(o.id in known for o in ops):
             continue
-        spec = verdicts[call.path] if call.path in verdicts else _judge(flow, call, modules.get(call.path))
+        spec = verdicts[call.path] if call.path in verdicts else _judge(flow, call, modules.get(call.path), device)
         verdicts[call.path] = spec
         if spec is not None:
             source, output = _activation(flow, call.inputs), call.outputs[0]
@@ -75,7 +77,7 @@ def _activation(flow: Flow, values: tuple[int, ...]) -> int | None:
     return acts[0] if len(set(acts)) == 1 else None
 
 
-def _judge(flow: Flow, call: Call, module: nn.Module | None) -> NormSpec | None:
+def _judge(flow: Flow, call: Call, module: nn.Module | None, device: torch.device) -> NormSpec | None:
     source = _activation(flow, call.inputs)
     if module is None or source is None or len(call.outputs) != 1 or flow.graph.fake:
         return None
@@ -83,19 +85,25 @@ def _judge(flow: Flow, call: Call, module: nn.Module | None) -> NormSpec | None:
     if record.shape != flow.graph.values[call.outputs[0]].shape or record.numel == 0:
         return None
     generator = torch.Generator().manual_seed(_SEED)
-    x = torch.randn(record.shape, generator=generator).to(getattr(torch, record.dtype)) * 2 + 0.5
+    x = torch.randn(record.shape, generator=generator, device="cpu") * 2 + 0.5
+    x = x.to(_device(module, device), getattr(torch, record.dtype))
     with as_found(module), torch.no_grad():
         try:
             return _spec_by_behaviour(module, x)
-        except (RuntimeError, ValueError, TypeError, AttributeError):
+        except Exception:  # the user's code may refuse these numbers in any way
             return None
+
+
+def _device(module: nn.Module, otherwise: torch.device) -> torch.device:
+    held = next(chain(module.parameters(), module.buffers()), None)
+    return otherwise if held is None else held.device
 
 
 def _spec_by_behaviour(f: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> NormSpec | None:
     y = f(x)
     if not torch.isfinite(y).all() or _same(y, torch.zeros_like(y)) or not _same(f(x * 3), y):
         return None
-    if _same(f(torch.randn_like(x)), y):
+    if _same(f(-x), y):
         return None  # ignores its input
     centred = _same(f(x + 5), y)
     axes = _axes(f, x, y)

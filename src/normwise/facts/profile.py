@@ -11,7 +11,9 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from normwise.errors import NotKnown
 from normwise.facts.placing import Placed
@@ -45,7 +47,7 @@ def measure(target: Target, graph: Graph, placed: Placed) -> tuple[ProfileRow, .
     for stream in placed.streams:
         for add in stream.adds:
             wanted[keys[add.op.id]] = add.op.id
-    with as_found(target.model):
+    with as_found(target.model, inputs=(target.args, target.kwargs)):
         kept, gradients = _run(
             target, wanted, {a.op.id: _branch_position(graph, a.op, a.branches) for s in placed.streams for a in s.adds}
         )
@@ -96,9 +98,21 @@ class _Watch(TorchDispatchMode):
         self.shapes = {(k[0], k[1], k[2], k[3]) for k in wanted}
         self.counts: Counter[Any] = Counter()
         self.rms: dict[int, tuple[float | None, float | None]] = {}
-        self.tensors: dict[int, torch.Tensor] = {}
+        self.edges: dict[int, GradientEdge] = {}
+        self._latest: tuple[int, torch.Tensor] | None = None
+
+    def settle(self) -> None:
+        """Remember where the latest add stands in autograd's graph.
+
+        Autograd records an op after this mode has seen it, and a later write in place moves the tensor on: the
+        moment between is the next op.
+        """
+        if self._latest is not None and self._latest[1].requires_grad:
+            self.edges[self._latest[0]] = get_gradient_edge(self._latest[1])
+        self._latest = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.settle()
         self.overwritten.before(func, args, kwargs or {})
         output = func(*args, **(kwargs or {}))
         if isinstance(output, torch.Tensor) and getattr(func, "namespace", "") == "aten":
@@ -115,7 +129,7 @@ class _Watch(TorchDispatchMode):
         position = self.branch[op]
         branch = _rms(operands[position]) if 0 <= position < len(operands) else None
         self.rms[op] = (_rms(output), branch)
-        self.tensors[op] = output
+        self._latest = (op, output)
 
 
 def _rms(tensor: torch.Tensor) -> float | None:
@@ -128,15 +142,19 @@ def _run(
     target: Target, wanted: dict[_Key, int], branch: dict[int, int]
 ) -> tuple[dict[int, tuple[float | None, float | None]], dict[int, float]]:
     calls = CallStack(target.model)
-    overwritten = Overwritten(target.model)
+    overwritten = Overwritten(target.model, (target.args, target.kwargs))
     watch = _Watch(calls, wanted, branch, overwritten)
-    with warnings.catch_warnings(), torch.enable_grad():
+    # parameters made in inference mode can be run but not differentiated
+    frozen = any(p.is_inference() for p in target.model.parameters())
+    with warnings.catch_warnings(), torch.enable_grad(), torch.inference_mode(frozen):
         warnings.simplefilter("ignore")
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             with calls.following(lambda tree: (), lambda call, output: ()), watch:
-                output = target.run(unwrap(target.model)[0])
-            gradients = _gradients(watch.tensors, output)
+                args, kwargs = tree_map_only(torch.Tensor, _differentiable, (target.args, dict(target.kwargs)))
+                output = unwrap(target.model)[0](*args, **kwargs)
+            watch.settle()
+            gradients = _gradients(watch.edges, output)
         except Exception as error:
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             if not watch.rms:
@@ -147,19 +165,23 @@ def _run(
     return watch.rms, gradients
 
 
-def _gradients(kept: dict[int, torch.Tensor], output: Any) -> dict[int, float]:
-    tensors = {op: t for op, t in kept.items() if t.requires_grad}
+def _differentiable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that autograd may save; one made in inference mode is copied."""
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def _gradients(edges: dict[int, GradientEdge], output: Any) -> dict[int, float]:
     outputs = [t for t in tensors_in(output) if t.requires_grad and t.is_floating_point()]
-    if not tensors or not outputs:
+    if not edges or not outputs:
         return {}
     generator = torch.Generator().manual_seed(_SEED)
     total: torch.Tensor | float = 0.0
     for out in outputs:
-        direction = torch.randn(out.shape, generator=generator).to(out)
+        direction = torch.randn(out.shape, generator=generator, device="cpu").to(out)
         total = total + (out * direction).sum().float() / max(out.numel(), 1) ** 0.5
-    found = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)  # type: ignore[arg-type]
+    found = torch.autograd.grad(total, list(edges.values()), allow_unused=True)  # type: ignore[arg-type]
     by_op: dict[int, float] = defaultdict(float)
-    for op, gradient in zip(tensors, found, strict=True):
+    for op, gradient in zip(edges, found, strict=True):
         if gradient is not None and (rms := _rms(gradient)) is not None:
             by_op[op] = rms
     return dict(by_op)

@@ -42,6 +42,8 @@ class Reductions:
 
     def _axes(self, op: Op, position: int) -> tuple[int, ...]:
         ndim = len(self.graph.values[op.inputs[0]].shape)
+        if ndim == 0:
+            return ()  # torch takes dim 0 and -1 of a number
         dims = op.args[position] if len(op.args) > position else op.kwargs.get("dim")
         if isinstance(dims, bool) or dims is None or dims == () or isinstance(dims, Ref):
             return tuple(range(-ndim, 0))
@@ -104,7 +106,7 @@ class Reductions:
         root_taken = op.short.startswith("std")
         spread, mean = {}, {}
         for root, t in self.of(source).items():
-            if t.reduced or t.log or t.order != 1 or t.deferred:
+            if t.reduced or t.log or t.order != 1 or t.deferred or not axes:
                 continue
             common = replace(t, axes=axes, ndim=len(record.shape), count=count, stat_value=source)
             spread[root] = replace(
@@ -140,7 +142,7 @@ class Reductions:
             count *= record.shape[axis]
         out = {}
         for root, t in self.of(op.inputs[0]).items():
-            if t.reduced or t.log or t.order != 1 or t.deferred or not isinstance(order, (int, float)):
+            if t.reduced or t.log or t.order != 1 or t.deferred or not axes or not isinstance(order, (int, float)):
                 continue
             common = replace(t, axes=axes, ndim=len(record.shape), count=count, stat_value=op.inputs[0])
             if order == 2:

@@ -28,7 +28,8 @@ class Replayer:
     """Evaluates values of a recording with chosen replacements.
 
     Floating-point tensors and casts become ``dtype``, so that what is compared is the formula
-    and not its rounding; ``dtype=None`` keeps every dtype as recorded.
+    and not its rounding; ``dtype=None`` keeps every dtype as recorded. All of it runs on the device of the
+    given tensors, wherever the model is.
     """
 
     def __init__(self, recording: Recording, model: nn.Module, *, dtype: torch.dtype | None = torch.float64) -> None:
@@ -36,6 +37,7 @@ class Replayer:
         self.tensors = dict[str, torch.Tensor](model.named_parameters(remove_duplicate=False))
         self.tensors |= dict(model.named_buffers(remove_duplicate=False))
         self._memo: dict[Hashable, Any] = {}
+        self._device = torch.device("cpu")
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
         """Return what was computed for the same program before, or compute it."""
@@ -55,6 +57,7 @@ class Replayer:
             NotKnown: the value needs something that was not kept, or an op that cannot run again.
         """
         memo = dict(given)
+        self._device = next((t.device for t in given.values()), torch.device("cpu"))
         with torch.enable_grad() if grad else torch.inference_mode():
             return self._value(value, memo, [0])
 
@@ -79,7 +82,8 @@ class Replayer:
         return self._cast(tensor.detach())
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.dtype) if self.dtype is not None and tensor.is_floating_point() else tensor
+        dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return tensor.to(self._device, dtype)
 
     def _run(self, op: Op, memo: dict[int, torch.Tensor], count: list[int]) -> None:
         count[0] += 1
@@ -89,23 +93,27 @@ class Replayer:
                 if op.name == ALIAS
                 else "the replay left the norm"
             )
-        fresh = op.name.endswith("_") and not op.name.endswith("__")
+        try:
+            function = op_function(op)
+            writes = function._schema.is_mutable
+        except AttributeError as error:
+            raise NotKnown(f"the replay does not know {op.name}") from error
 
         def plain(item: Any) -> Any:
             if isinstance(item, Ref):
                 tensor = self._value(item.value, memo, count)
-                return tensor.clone() if fresh else tensor
+                return tensor.clone() if writes else tensor
             if isinstance(item, (list, tuple)):
                 return [plain(i) for i in item]
             if isinstance(item, torch.dtype) and self.dtype is not None and item.is_floating_point:
                 return self.dtype
-            return item
+            return self._device if isinstance(item, torch.device) else item
 
         args = [plain(a) for a in op.args]
         kwargs = {k: plain(v) for k, v in op.kwargs.items()}
         try:
-            result = op_function(op)(*args, **kwargs)
-        except (RuntimeError, TypeError, AttributeError, IndexError, NotImplementedError) as error:
+            result = function(*args, **kwargs)
+        except Exception as error:  # a custom op is the user's code
             raise NotKnown(
                 f"the replay of {op.name} failed: {str(error).splitlines()[0] if str(error) else error!r}"
             ) from error

@@ -46,7 +46,7 @@ class Rows:
         y = self.recorded(call.core, {call.input: x}, grad=True)
         if not y.requires_grad:
             raise NotKnown("the norm's output does not depend on its input in a replay")
-        (gradient,) = torch.autograd.grad(y, x, torch.randn(y.shape, generator=_generator()).to(y))
+        (gradient,) = torch.autograd.grad(y, x, torch.randn(y.shape, generator=_generator(), device="cpu").to(y))
         return Constant(forward_finite=bool(y.isfinite().all()), gradient_finite=bool(gradient.isfinite().all()))
 
     def error(self, call: NormCall, *, scale: float = 1.0, spike: float | None = None) -> float:
@@ -61,11 +61,11 @@ class Rows:
             NotKnown: the norm cannot be replayed by itself.
         """
         x = self._like_input(call)
-        x = (torch.randn(x.shape, generator=_generator(), dtype=torch.float64) * scale).to(x)
+        x = (torch.randn(x.shape, generator=_generator(), dtype=torch.float64, device="cpu") * scale).to(x)
         if spike is not None:
             x[..., 0] = spike
-        got = self.recorded(call.core, {call.input: x}).double()
-        expected = self.double(call.core, {call.input: x.double()})
+        got = self.recorded(call.core, {call.input: x}).cpu().double()
+        expected = self.double(call.core, {call.input: x.cpu().double()})
         if not got.isfinite().all():
             return math.inf
         return float((got - expected).norm() / expected.norm())

@@ -33,12 +33,18 @@ def find(graph: Graph, model: nn.Module) -> tuple[str, ...]:
         width = _width(module)
         if width is None:
             continue
-        key = (type(module), width, module.extra_repr())
+        key = (type(module), width, _settings(module))
         if key not in verdicts:
             verdicts[key] = _is_norm(module, width)
         if verdicts[key]:
             idle.append(path)
     return tuple(idle)
+
+
+def _settings(module: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Return the plain attributes of a module: two of one class and width compute the same if these agree."""
+    plain = {n: v for n, v in vars(module).items() if isinstance(v, (str, int, float, tuple, torch.dtype, type(None)))}
+    return tuple((name, repr(value)) for name, value in sorted(plain.items()))
 
 
 def _width(module: nn.Module) -> int | None:
@@ -53,11 +59,13 @@ def _width(module: nn.Module) -> int | None:
 
 
 def _is_norm(module: nn.Module, width: int) -> bool:
-    dtype = next((t.dtype for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()), torch.float32)
+    held = next(
+        (t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()), torch.empty(0, device="cpu")
+    )
     generator = torch.Generator().manual_seed(_SEED)
     for layout in _LAYOUTS:
         shape = tuple(width if s == -1 else s for s in layout)
-        target = Target(model=module, args=(torch.randn(shape, generator=generator).to(dtype),))
+        target = Target(model=module, args=(torch.randn(shape, generator=generator, device="cpu").to(held),))
         try:
             recording = trace(target)
         except NormwiseError:

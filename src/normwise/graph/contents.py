@@ -13,7 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Contents"]
+from normwise.graph.capture import tensors_in
+
+__all__ = ["DICTS", "Contents"]
+
+# dictionaries of a module that the guard keeps itself
+DICTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 # objects looked into: enough for caches and counters, and a bound on what a data set kept in a module costs
 _OBJECTS = 20_000
@@ -35,17 +40,23 @@ _FOREIGN = (
 
 
 class Contents:
-    """The containers, tensors, arrays and plain objects that modules hold outside parameters and buffers."""
+    """The containers, tensors, arrays and plain objects that modules hold outside parameters and buffers.
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    Args:
+        modules: every module of the model.
+        inputs: the arguments of its call; their tensors are left to the tracer, which sees the writes.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], inputs: Any = ()) -> None:
         self._undo: list[Callable[[], object]] = []
         self._keep: list[Any] = []  # so that the ids stay taken
         modules = list(modules)
         self._seen = {id(m) for m in modules}
         self._seen |= {id(t) for m in modules for t in (*m._parameters.values(), *m._buffers.values())}
-        pending: deque[Any] = deque()
+        self._seen |= {id(t) for t in tensors_in(inputs)}
+        pending: deque[Any] = deque([inputs])
         for module in modules:
-            pending.extend(v for n, v in module.__dict__.items() if n not in _OWN)
+            pending.extend(v for n, v in module.__dict__.items() if n not in DICTS)
         while pending and len(self._keep) < _OBJECTS:
             pending.extend(self._save(pending.popleft()))
 
@@ -142,4 +153,3 @@ def _same(container: Any, items: Any) -> bool:
 
 
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
-_OWN = frozenset(vars(nn.Module())) - {"training"}

@@ -20,6 +20,9 @@ __all__ = ["ALIAS", "OPAQUE", "Call", "Graph", "Op", "Ref", "Source", "Value", "
 OPAQUE = "normwise.opaque"  # a module whose output was computed outside torch, joined to its inputs
 ALIAS = "normwise.alias"  # joins an old value with the writes made through other views of its storage
 
+# libraries whose op names mean what torch's do
+_OURS = frozenset({"aten", "prims", "higher_order", "normwise"})
+
 
 class ValueKind(StrEnum):
     """Where a value comes from."""
@@ -93,8 +96,10 @@ class Op:
 
     @property
     def short(self) -> str:
-        """The name without its namespace, in-place marker stripped: "add" for aten.add_."""
-        return self.name.split(".", 1)[1].removesuffix("_")
+        """The name with the in-place marker stripped: "add" for aten.add_; a foreign op keeps its namespace."""
+        namespace, name = self.name.split(".", 1)
+        # mylib.layer_norm has arguments of its own: it must not be read as torch's
+        return (name if namespace in _OURS else self.name).removesuffix("_")
 
     @property
     def namespace(self) -> str:

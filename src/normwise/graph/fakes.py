@@ -42,7 +42,7 @@ def stand_ins(model: nn.Module) -> dict[str, Any]:
     with mode:
         for _, tensor in named:
             if id(tensor) not in made:
-                made[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype)
+                made[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     return {path: made[id(tensor)] for path, tensor in named}
 
 
@@ -52,7 +52,7 @@ def stand_in_inputs(mode: Any, inputs: Any) -> Any:
     def fake(item: Any) -> Any:
         if not isinstance(item, torch.Tensor) or item.device.type != "meta":
             return item
-        return torch.empty(item.shape, dtype=item.dtype)
+        return torch.empty(item.shape, dtype=item.dtype, device="cpu")
 
     with mode:
         return tree_map(fake, inputs)

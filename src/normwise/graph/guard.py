@@ -17,11 +17,11 @@ from normwise.graph import contents
 
 __all__ = ["as_found", "tensor_state"]
 
-_DICTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+_DICTS = contents.DICTS
 
 
 @contextmanager
-def as_found(model: nn.Module, *, evaluate: bool | None = True) -> Iterator[None]:
+def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()) -> Iterator[None]:
     """Run a block with the model in eval mode and undo everything the block changed.
 
     Restored: modes, attributes of every module, parameters' and buffers' identity, ``.grad``,
@@ -32,11 +32,12 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True) -> Iterator[None
     Args:
         model: the module to protect.
         evaluate: put it in eval mode (True), in train mode (False), or leave it (None).
+        inputs: arguments of the model's calls, whose lists and dicts are protected as well.
     """
     modules = list(model.modules())
     modes = [m.training for m in modules]
     attributes = [_snapshot(m) for m in modules]
-    held = contents.Contents(modules)
+    held = contents.Contents(modules, inputs)
     buffers = [(b, _version(b), b.detach().clone()) for b in _plain_tensors(model.buffers())]
     grads = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     tensors = _plain_tensors(chain(model.parameters(), model.buffers()))
@@ -74,9 +75,11 @@ def tensor_state(model: nn.Module) -> dict[str, int]:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer) or tensor.device.type == "meta":
             continue
-        flat = tensor.detach().cpu().contiguous().view(-1)
-        raw = flat.view(torch.uint8) if flat.numel() else torch.zeros(0, dtype=torch.uint8)
-        state[name] = hash(raw.numpy().tobytes())
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            continue  # no one block of bits
+        plain = tensor.detach().int_repr() if tensor.is_quantized else tensor.detach().resolve_conj().resolve_neg()
+        flat = plain.cpu().contiguous().view(-1)
+        state[name] = hash(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     return state
 
 

@@ -34,6 +34,7 @@ class CallStack:
             Call(id=0, path="", ordinal=0, class_name=type(model).__name__, parent=-1, leaf=False)
         ]
         self.current = 0
+        self.raised: str | None = None  # path of the innermost module that an exception is leaving
         self._seen: dict[str, int] = {}
 
     @contextmanager
@@ -51,6 +52,7 @@ class CallStack:
             path = self.paths.get(id(module))
             if path is None or path == "":
                 return
+            self.raised = None
             ordinal = self._seen.get(path, -1) + 1
             self._seen[path] = ordinal
             leaf = next(module.children(), None) is None
@@ -58,12 +60,16 @@ class CallStack:
             self.calls.append(call)
             self.current = call.id
 
-        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def leave(module: nn.Module, args: Any, *rest: Any) -> None:
             call = self.calls[self.current]
             if self.paths.get(id(module)) != call.path or call.id == 0:
                 return
-            call.inputs = tensors((args, kwargs))
-            call.outputs = left(call, output)
+            if len(rest) == 2:
+                kwargs, output = rest
+                call.inputs = tensors((args, kwargs))
+                call.outputs = left(call, output)
+            elif self.raised is None:  # torch leaves out the keyword arguments where the forward raised
+                self.raised = call.path
             self.current = call.parent
 
         handles = [

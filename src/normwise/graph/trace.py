@@ -49,7 +49,8 @@ def trace(target: Target, *, evaluate: bool | None = True, partial: bool = False
         TraceError: the forward raised; names the innermost module that was running.
     """
     _refuse_lazy(target)
-    with as_found(target.model, evaluate=evaluate):
+    given = (target.args, target.kwargs)
+    with as_found(target.model, evaluate=evaluate, inputs=given):
         try:
             return _run(target, "inference", partial)
         except TraceError as first:
@@ -57,7 +58,7 @@ def trace(target: Target, *, evaluate: bool | None = True, partial: bool = False
                 raise
             refused = first
     for mode in ("no_grad", "grad"):
-        with as_found(target.model, evaluate=evaluate):
+        with as_found(target.model, evaluate=evaluate, inputs=given):
             try:
                 return _run(target, mode, partial)
             except TraceError as error:
@@ -77,7 +78,6 @@ def _run(target: Target, mode: str, partial: bool) -> Recording:
     tracer = Tracer(model, inputs=(args, kwargs), fake=fake is not None, stand_ins=stand_ins)
     tracer.graph.mode = mode
     grad = torch.inference_mode() if mode == "inference" else torch.set_grad_enabled(mode == "grad")
-    failed: list[str] = []
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
@@ -89,18 +89,14 @@ def _run(target: Target, mode: str, partial: bool) -> Recording:
                 stack.enter_context(fake)
             stack.enter_context(tracer.calls.following(tracer.values_of, tracer.leave))
             stack.enter_context(tracer)
-            try:
-                output = fakes.call(model, runner, stand_ins, args, kwargs)
-            except Exception:
-                failed.append(tracer.calls.calls[-1].path)
-                raise
+            output = fakes.call(model, runner, stand_ins, args, kwargs)
             graph = tracer.finish(output)
     except (KeyboardInterrupt, SystemExit):
         raise
     except Exception as error:
         if partial:
             return Recording(tracer.graph, tracer.constants, tracer.data)
-        where = failed[0] if failed and failed[0] else None
+        where = tracer.calls.raised
         raise TraceError(_explain(target, error, where), path=where) from error
     finally:
         tracer.undo()
