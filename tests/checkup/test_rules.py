@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import normwise as nw
 from normwise._parts import page_title
@@ -160,3 +161,8 @@ def test_there_is_no_page_without_a_rule() -> None:
 
 def name_of(rule: ModuleType) -> str:
     return next(name for name, other in RULES.items() if other is rule)
+
+
+def test_one_rule_may_be_selected_without_a_list() -> None:
+    report = nw.check(torch.nn.LayerNorm(8), torch.randn(2, 8), effort="read", select="PLC001", ignore="BNS")
+    assert [*report.passed, *(n.code for n in report.not_checked)] == ["PLC001"]

@@ -521,3 +521,31 @@ def test_a_buffer_of_any_layout_may_be_there(build: Any) -> None:
     model = nn.Sequential(nn.LayerNorm(8))
     model.register_buffer("held", build())
     assert nw.check(model, torch.randn(2, 8)).unchanged
+
+
+class Setting(nn.Module):
+    """Sets flags of the process when it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.set_float32_matmul_precision("medium")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = True
+        return self.norm(x)
+
+
+def test_flags_that_a_forward_sets_are_as_they_were() -> None:
+    def flags() -> tuple[Any, ...]:
+        return (
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.backends.cudnn.benchmark,
+        )
+
+    before = flags()
+    nw.check(Setting(), torch.randn(2, 8))
+    assert flags() == before == ("highest", False, False, False)

@@ -309,14 +309,8 @@ def _fit(
     spec: NormSpec, candidate: Candidate, runs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]]
 ) -> NormSpec | None:
     """Return the spec with its constant factor if it explains every run."""
-    bare = replace(
-        spec,
-        factor=1.0,
-        weight=Weight.NONE,
-        stats_dtype=None,
-        scope=Scope.OTHER if spec.scope is Scope.BATCH else spec.scope,
-    )
-    bare = replace(bare, scope=Scope.HIDDEN, groups=None)
+    # the axes say what is reduced, whatever the set of them is called
+    bare = replace(spec, factor=1.0, weight=Weight.NONE, stats_dtype=None, scope=Scope.HIDDEN, groups=None)
     factor: float | None = None
     for x, y, gain in runs:
         try:

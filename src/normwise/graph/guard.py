@@ -25,9 +25,10 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()
     """Run a block with the model in eval mode and undo everything the block changed.
 
     Restored: modes, attributes of every module, parameters' and buffers' identity, ``.grad``,
-    ``requires_grad``, random number generators (torch on every device in use, random, numpy),
-    the attention fast path and the default dtype. Values that are overwritten in place are
-    restored by the tracer, which sees the writes; here buffers are compared and copied back.
+    ``requires_grad``, random number generators (torch on the CPU and CUDA, random, numpy),
+    the attention fast path, the default dtype, and the flags for precision and determinism.
+    Values that are overwritten in place are restored by the tracer, which sees the writes; here
+    buffers are compared and copied back.
 
     Args:
         model: the module to protect.
@@ -140,7 +141,25 @@ def _process_state() -> dict[str, Any]:
         "dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),
         "grad": torch.is_grad_enabled(),
+        "flags": _flags(),
     }
+
+
+def _flags() -> tuple[Any, ...]:
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch refuses to say where its old and new switches for TF32 were mixed
+        precision = None
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    return precision, deterministic, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+
+
+def _restore_flags(flags: tuple[Any, ...]) -> None:
+    precision, (deterministic, warn_only), benchmark, cudnn_deterministic = flags
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = benchmark, cudnn_deterministic
 
 
 def _restore_process(state: dict[str, Any]) -> None:
@@ -155,3 +174,5 @@ def _restore_process(state: dict[str, Any]) -> None:
     if torch.get_num_threads() != state["threads"]:
         torch.set_num_threads(state["threads"])
     torch.set_grad_enabled(state["grad"])
+    if _flags() != state["flags"]:
+        _restore_flags(state["flags"])
