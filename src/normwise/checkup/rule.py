@@ -68,7 +68,7 @@ def chosen(
 def _matching(rules: dict[str, ModuleType], entries: Iterable[str]) -> set[str]:
     entries = entries.split(",") if isinstance(entries, str) else entries
     matched: set[str] = set()
-    for entry in (entries,) if isinstance(entries, str) else entries:
+    for entry in entries:
         text = entry.strip()
         hits = {n for n, r in rules.items() if r.CODE.startswith(text.upper()) or n == text.lower().replace("_", "-")}
         if not text or not hits:
