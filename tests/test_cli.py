@@ -28,6 +28,7 @@ class Fakes:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
         self.worst: Severity | None = None
+        self.inputs = "given"
         self.failure: BaseException | None = None
         self.during: Callable[[], None] = lambda: None
 
@@ -40,11 +41,11 @@ class Fakes:
         self.during()
         if self.failure is not None:
             raise self.failure
-        return SimpleNamespace(worst=lambda: self.worst)
+        return SimpleNamespace(worst=lambda: self.worst, inputs=self.inputs, target="it")
 
     def map(self, target: Any) -> Any:
         self.calls.append(("map", (target, {})))
-        return SimpleNamespace(worst=lambda: None)
+        return SimpleNamespace(worst=lambda: None, inputs=self.inputs, target="it")
 
     def render(self, report: Any, format: str, **options: Any) -> str:
         self.calls.append(("render", (format, options)))
@@ -128,6 +129,15 @@ def test_map_judges_nothing_and_never_fails_for_findings(fakes: Fakes, capsys: p
 
 
 # Exit codes
+
+
+def test_a_model_that_was_not_run_is_not_clean(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    fakes.inputs = "none"
+    assert main(["check", "model.py:build"]) == 2
+    assert main(["map", "model.py:build"]) == 2
+    assert "the model was not run" in capsys.readouterr().err
+    fakes.worst = Severity.ERROR
+    assert main(["check", "model.py:build"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def map_(target: str, **options: Any) -> int:
     with _aside():
         report = checkup.map(_load(target, options))
     _deliver(report, options)
-    return 0
+    return _exit_code(report, "never")
 
 
 @commands.command()
@@ -249,7 +249,14 @@ def _exit_code(report: Report, fail_on: str) -> int:
     from normwise.checkup.finding import Severity
 
     worst = report.worst()
-    return int(worst is not None and fail_on != "never" and worst.rank <= Severity(fail_on).rank)
+    failed = worst is not None and fail_on != "never" and worst.rank <= Severity(fail_on).rank
+    if report.inputs == "none" and not failed:
+        hint = "give --inputs SHAPE (2x12:long, ids=2x12:long) or return (model, inputs)"
+        click.echo(
+            _clean(f"normwise: {report.target}: the model was not run, no inputs could be inferred; {hint}"), err=True
+        )
+        return COULD_NOT_RUN
+    return int(failed)
 
 
 def _rules_by_code() -> list[tuple[str, ModuleType]]:

@@ -75,7 +75,7 @@ def check(
         dtype: the dtype it will run in; a copy is cast.
         claims: what the model promises, for example ``("causal",)``.
         inputs_other_rank: inputs that another rank may see.
-        select: codes, code families or names of the rules to run; all by default.
+        select: codes, code families or names of the rules to run ("PLC,NUM001" or a list); all by default.
         ignore: codes, code families or names of rules to leave out.
         effort: "read" (one traced pass), "normal", or "full".
         more: further fields of ``Target`` (``name``).

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from dataclasses import replace
 
 from normwise.errors import TargetError
 from normwise.targets.answer import from_answer
-from normwise.targets.target import Target
+from normwise.targets.target import Target, Weights
 
 __all__ = ["DEFAULT", "EXAMPLE", "claims", "load"]
 
@@ -43,4 +44,4 @@ def load(text: str, *, inputs: str | None = None) -> Target:
         near = difflib.get_close_matches(name, demos, n=1)
         guess = f"did you mean demo:{near[0]}? " if near else ""
         raise TargetError(f"{text}: there is no such demo; {guess}the demos are {', '.join(demos)}")
-    return from_answer(demos[name](), name=f"demo:{name}")
+    return replace(from_answer(demos[name](), name=f"demo:{name}"), weights=Weights.RANDOM)

@@ -68,3 +68,17 @@ def test_models_without_batch_or_group_norms_are_not_run_again() -> None:
     report = nw.check(tokens(nn.LayerNorm(H)), (IDS,), select=["AXS006"], effort="read")
     assert report.passed == ("AXS006",)
     assert report.cost.forward_passes == 1
+
+
+def test_norms_behind_the_first_that_stops_the_run_are_found_by_their_shape() -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.mix = nn.Embedding(11, 6), nn.Linear(6, 6)
+            self.one, self.two, self.head = nn.BatchNorm1d(9), nn.BatchNorm1d(9), nn.Linear(6, 3)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.two(self.mix(self.one(self.embed(ids)))))
+
+    (found,) = findings("AXS006", Several(), torch.randint(11, (2, 9)))
+    assert found.paths == ("one", "two")

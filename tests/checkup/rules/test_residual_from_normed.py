@@ -93,3 +93,24 @@ class Closed(nn.Module):
 
 def test_the_closing_norm_of_a_module_is_not_part_of_the_add_that_follows() -> None:
     assert findings("PLC003", nn.Sequential(Closed(), Block(), Block(), nn.LayerNorm(H)), X) == []
+
+
+def test_a_block_in_which_both_sublayers_slip_is_found() -> None:
+    class Slips(nn.Module):
+        def __init__(self, slips: bool) -> None:
+            super().__init__()
+            self.n1, self.a, self.n2, self.f = nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+            self.slips = slips
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.slips:
+                x = x + self.a(self.n1(x))
+                return x + self.f(self.n2(x))
+            h = self.n1(x)
+            x = h + self.a(h)
+            h = self.n2(x)
+            return h + self.f(h)
+
+    model = nn.Sequential(*(Slips(i == 2) for i in range(6)), nn.LayerNorm(8))
+    (found,) = findings("PLC003", model, torch.randn(2, 3, 8))
+    assert found.paths == ("2.n1", "2.n2")

@@ -132,6 +132,11 @@ def stack_words(stack: Stack, say: Words) -> list[str]:
     return [*parts, f"{say('final norm')}: {say('yes' if stack.final_norm else 'no')}"]
 
 
+def nothing(report: Report) -> str:
+    """Return the title of an empty map: nothing found is not the same as not looked."""
+    return "No normalization found" if report.inputs != "none" else "Norms not known"
+
+
 def no_norms(report: Report, say: Words) -> str:
     """Return why the map is empty."""
     ran = "the model ran, and nothing in it normalizes activations"

@@ -58,6 +58,7 @@ ZH = {
     "no residual stream was found": "没有发现残差流",
     "Norms": "归一化层",
     "No normalization found": "没有发现归一化层",
+    "Norms not known": "归一化层未知",
     "the model ran, and nothing in it normalizes activations": "模型已运行，其中没有任何对激活的归一化",
     "the model was not run": "模型没有运行",
     "but the dataflow was lost in places, see below": "但数据流有中断，见下",

@@ -90,6 +90,7 @@ def render(report: Report, *, full: bool = False, lang: str = "en") -> str:
         tiles=_tiles(report, rows, say),
         inputs=_view.inputs(report, say),
         weights=_view.weights(report, say),
+        nothing=say(_view.nothing(report)),
         no_norms=_view.no_norms(report, say),
         findings=[_finding(finding, say, most_paths) for finding in report.findings],
         stacks=[_stack(index, stack, report, say) for index, stack in enumerate(report.placement.stacks)],

@@ -121,7 +121,7 @@ def _stack(index: int, stack: Stack, say: Words) -> tuple[Text, Text]:
 
 def _norms(report: Report, say: Words, full: bool, width: int) -> list[RenderableType]:
     if not report.norms:
-        return [Text(say("No normalization found"), "bold yellow"), _indent(Text(_view.no_norms(report, say)))]
+        return [Text(say(_view.nothing(report)), "bold yellow"), _indent(Text(_view.no_norms(report, say)))]
     rows = _view.norm_rows(report.norms, say, full=full)
     return [_title(say("Norms"), str(len(report.norms))), *_map(rows, say, width), *_legend(rows, say)]
 

@@ -52,7 +52,11 @@ def check(facts: Facts) -> Iterator[Finding]:
     if not suspects:
         return
     wrong = [s for s in suspects if _channels_are(facts, s) == "time"]
-    certain, likely = _counts_tokens(facts), [s for s in wrong if _features_last(facts, s)]
+    certain = _counts_tokens(facts)
+    if certain and wrong:  # the run with another length stopped at the first: its like have the same axes
+        shapes = {s.row.shape for s in wrong}
+        wrong = [s for s in suspects if s in wrong or (s.row.shape in shapes and _channels_are(facts, s) == "unknown")]
+    likely = [s for s in wrong if _features_last(facts, s)]
     if wrong and (certain or likely):
         yield _finding(facts, wrong if certain else likely, certain=certain)
         return

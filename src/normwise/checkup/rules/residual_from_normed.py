@@ -85,11 +85,16 @@ def normed_skips(facts: Facts, stack: int) -> tuple[NormedSkip, ...]:
     adds, members = facts.placed.streams[stack].adds, facts.placement.stacks[stack].members
     hits = []
     for position, add in enumerate(adds):
-        if members[position].signature is not StackKind.NONE or not add.skip.norms:
+        # a sublayer that slips looks bare, or post where the next one slips as well
+        if members[position].signature not in (StackKind.NONE, StackKind.POST) or not add.skip.norms:
             continue
         norm = add.skip.norms[0]
         first = add.skip.residual is None
-        if not (_feeds(facts, add, norm.output) and _holds(facts, norm, add) and _opens(facts, stack, position)):
+        if not (
+            _feeds(facts, add, norm.output)
+            and _holds(facts, norm, add)
+            and (_opens(facts, stack, position) or _follows(hits, position))
+        ):
             continue
         hits.append(NormedSkip(stack=stack, position=position, norm=facts.graph.calls[norm.call].path, first=first))
     clean = any(not a.skip.norms and m.wiring.before for a, m in zip(adds, members, strict=True))
@@ -119,6 +124,10 @@ def _opens(facts: Facts, stack: int, position: int) -> bool:
         or before.wiring.after_branch
         or _block(facts, stack, position) != _block(facts, stack, position - 1)
     )
+
+
+def _follows(hits: list[NormedSkip], position: int) -> bool:
+    return bool(hits) and hits[-1].position == position - 1
 
 
 def _block(facts: Facts, stack: int, position: int) -> int:
