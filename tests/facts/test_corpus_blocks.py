@@ -162,3 +162,29 @@ def test_a_norm_between_two_pre_norm_encoders_closes_one_stack_and_starts_the_ne
         "1.last": "final",
         "2.last": "final",
     }
+
+
+def test_blocks_are_counted_within_stages_but_sublayers_are_no_blocks() -> None:
+    class Residual(nn.Module):
+        def __init__(self, branch: nn.Module) -> None:
+            super().__init__()
+            self.norm, self.branch = nn.LayerNorm(8), branch
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.branch(self.norm(x))
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    def depth(*stages: nn.Module) -> int:
+        (stack,) = nw.map(nn.Sequential(*stages), torch.randn(2, 5, 8)).placement.stacks
+        return stack.depth
+
+    assert depth(*(nn.Sequential(*(Residual(nn.Linear(8, 8)) for _ in range(2))) for _ in range(3))) == 6
+    assert depth(*(nn.Sequential(Residual(Attention()), Residual(nn.Linear(8, 8))) for _ in range(3))) == 3
