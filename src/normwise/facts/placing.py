@@ -82,14 +82,19 @@ class _Placer:
         normed = [i for i, add in enumerate(stream.adds) if i and add.skip.norms]
         if not normed or len(normed) > (1 - SHARE) * len(stream.adds):
             return [stream]
-        cuts = [i for i in normed if self._between(stream, i)]
+        ends = [0, *normed, len(stream.adds)]
+        cuts = [
+            here
+            for before, here, after in zip(ends, ends[1:], ends[2:], strict=False)
+            if self._between(stream.adds[before:here], stream.adds[here:after])
+        ]
         bounds = [0, *cuts, len(stream.adds)]
         return [Stream(stream.adds[a:b], stream.nested_in) for a, b in pairwise(bounds)]
 
-    def _between(self, stream: Stream, position: int) -> bool:
-        """Whether the norms before an add stand in no block of the adds on either side, of which each has several."""
-        around = [{c.id for c in self.graph.ancestors(n.call)} for n in stream.adds[position].skip.norms]
-        for part, nearest in ((stream.adds[:position], -1), (stream.adds[position:], 0)):
+    def _between(self, left: list[Residual], right: list[Residual]) -> bool:
+        """Whether the norms between two runs of adds stand in no block of either, of which each has several."""
+        around = [{c.id for c in self.graph.ancestors(n.call)} for n in right[0].skip.norms]
+        for part, nearest in ((left, -1), (right, 0)):
             if len(set(blocks_of(self.graph, Stream(part)).values())) < 2:
                 return False
             lines = [{c.id for c in self.graph.ancestors(a.op.call)} for a in part]
