@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import float64_tensors, hidden_specs
 
 from normwise.spec import Cast, Gate, Kind, Modulation, NormSpec, Scope, Statistic, Weight, reference
+from tests.strategies import float64_tensors, hidden_specs
 
 LAYER = NormSpec(center=True, statistic=Statistic.VARIANCE, eps=1e-5, bias=True)
 RMS = NormSpec(eps=1e-6)

@@ -12,13 +12,13 @@ from typing import Any
 import jsonschema
 import pytest
 from rich.cells import cell_len
-from tests.checkup.sample_reports import HOSTILE, SAMPLES, decoder, empty, encoder, faulty, hostile
 
 from normwise.checkup import reports
 from normwise.checkup.report import Report
 from normwise.checkup.reports import html as html_format
 from normwise.checkup.reports._words import ZH, words
 from normwise.facts.records import ProfileRow, StackKind
+from tests.checkup.sample_reports import HOSTILE, SAMPLES, decoder, empty, encoder, faulty, hostile
 
 PART_FILES = files("normwise.checkup.reports")
 SCHEMA = json.loads(PART_FILES.joinpath("schema-1.json").read_text("utf-8"))

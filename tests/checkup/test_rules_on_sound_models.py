@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.facts.tiny_families import NAMES, REFERENCE, Variant, build
 from torch import nn
 
 import normwise as nw
 from normwise.checkup import Severity
+from tests.facts.tiny_families import NAMES, REFERENCE, Variant, build
 
 H = 16
 X = torch.randn(2, 6, H, generator=torch.Generator().manual_seed(0))

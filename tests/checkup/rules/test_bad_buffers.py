@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
-from tests.checkup.rules.judging import findings, why_not
 from torch import nn
+
+from tests.checkup.rules.judging import findings, why_not
 
 IMAGE = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 

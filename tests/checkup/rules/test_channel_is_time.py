@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.checkup.rules.judging import findings, severities, why_not
 from torch import Tensor, nn
+
+from tests.checkup.rules.judging import findings, severities, why_not
 
 T, H = 9, 6
 IDS = torch.arange(2 * T).view(2, T) % 11

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.checkup.rules.judging import findings, severities, why_not
 from torch import Tensor, nn
+
+from tests.checkup.rules.judging import findings, severities, why_not
 
 X = torch.ones(2, 6)
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.checkup.rules.judging import findings, severities
 from torch import Tensor, nn
 
 from normwise.targets import InputsFrom, Target
+from tests.checkup.rules.judging import findings, severities
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.checkup.rules.judging import findings
 from torch import Tensor, nn
+
+from tests.checkup.rules.judging import findings
 
 
 class RMS(nn.Module):

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.checkup.rules.judging import findings
 from torch import Tensor, nn
+
+from tests.checkup.rules.judging import findings
 
 Formula = Callable[[Tensor], Tensor]
 

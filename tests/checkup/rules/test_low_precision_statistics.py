@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.checkup.rules.judging import findings, severities
 from torch import Tensor, nn
+
+from tests.checkup.rules.judging import findings, severities
 
 Formula = Callable[[Tensor], Tensor]
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.checkup.rules.judging import findings, severities
 from torch import Tensor, nn
+
+from tests.checkup.rules.judging import findings, severities
 
 H = 8
 X = torch.randn(2, 5, H, generator=torch.Generator().manual_seed(0))

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import torch
-from tests.checkup.rules.judging import findings
 from torch import nn
+
+from tests.checkup.rules.judging import findings
 
 IMAGE = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 

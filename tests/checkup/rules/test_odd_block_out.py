@@ -4,8 +4,9 @@ from collections.abc import Collection
 
 import pytest
 import torch
-from tests.checkup.rules.judging import findings
 from torch import Tensor, nn
+
+from tests.checkup.rules.judging import findings
 
 H = 8
 X = torch.randn(2, 5, H, generator=torch.Generator().manual_seed(0))

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.checkup.rules.judging import findings
 from torch import Tensor, nn
+
+from tests.checkup.rules.judging import findings
 
 H = 8
 X = torch.randn(2, 5, H, generator=torch.Generator().manual_seed(0))
