@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
 
-from normwise.checkup.finding import Finding, NotChecked, Severity
+from normwise.checkup.finding import Finding, NotChecked
 from normwise.errors import NormwiseError, NotKnown
 from normwise.facts import Facts
 
-__all__ = ["DOCS", "RuleModule", "chosen", "run"]
+__all__ = ["DOCS", "chosen", "run"]
 
 DOCS = "docs/rules/{code}.md"
-
-
-@runtime_checkable
-class RuleModule(Protocol):
-    """What a rule's module holds: its page is the docstring, its name the file's."""
-
-    CODE: str
-    SEVERITY: Severity
-
-    def check(self, facts: Facts) -> Iterator[Finding]:
-        """Yield what is wrong, or raise ``NotKnown(why)``."""
-        ...
-
-    def bad(self) -> Any:
-        """Return a target that the rule must report."""
-        ...
-
-    def good(self) -> Any:
-        """Return a target on which the rule must stay silent."""
-        ...
 
 
 def run(name: str, rule: ModuleType, facts: Facts) -> list[Finding] | NotChecked:

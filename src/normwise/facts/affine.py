@@ -53,7 +53,7 @@ def follow(flow: Flow, core: int, *, width: tuple[int, ...]) -> Affine:
                 return out
             pending.append(op)
             value = op.outputs[0]
-            if op.short in ("to", "_to_copy", "type_as"):
+            if op.short in ops.RECAST:
                 _commit(flow, out, pending, value, width)
             continue
         if not _apply(flow, out, op, value):

@@ -10,6 +10,7 @@ import torch
 from normwise.facts.affine import Affine
 from normwise.facts.flow import Flow
 from normwise.facts.records import Evidence
+from normwise.facts.vocabulary import RECAST
 from normwise.graph import Op, ValueKind
 from normwise.spec import Gate, Modulation, NormSpec
 
@@ -77,14 +78,7 @@ def parameter_of(flow: Flow, value: int | None) -> int | None:
 
 def through_casts(flow: Flow, value: int) -> int:
     """Return the value before any casts and copies."""
-    while (op := flow.graph.producer(value)) is not None and op.short in (
-        "to",
-        "_to_copy",
-        "type_as",
-        "float",
-        "contiguous",
-        "clone",
-    ):
+    while (op := flow.graph.producer(value)) is not None and op.short in RECAST | {"contiguous", "clone"}:
         value = op.inputs[0]
     return value
 

@@ -202,7 +202,7 @@ class Chains:
         return len(readers) == 1 and readers[0].short in ops.ADD and len(self.flow.acts(readers[0])) == 2
 
     def _gated(self, value: int, acts: list[int]) -> tuple[int, NormCall | None, float] | None:
-        """x times a broadcast gate continues on x."""
+        """x times a broadcast gate, or plus a broadcast shift, continues on x."""
         numel = self.graph.values[value].numel
         full = [a for a in acts if self.graph.values[a].numel == numel]
         return (full[0], None, 1.0) if len(full) == 1 else None
@@ -211,8 +211,7 @@ class Chains:
         """A sum of two views of one value (rotary embedding), or a re-injected origin, continues on it."""
         numel = self.graph.values[value].numel
         if any(self.graph.values[a].numel != numel for a in acts):
-            full = [a for a in acts if self.graph.values[a].numel == numel]
-            return (full[0], None, 1.0) if len(full) == 1 else None
+            return self._gated(value, acts)
         pieces = [self._pieces(a) for a in acts]
         common = pieces[0] & pieces[1]
         if common:

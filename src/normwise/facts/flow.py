@@ -16,6 +16,8 @@ from normwise.graph import ALIAS, Graph, Op, ValueKind
 
 __all__ = ["Flow"]
 
+# ops whose output elements each come from one place
+_KEEPS_APART = ops.POINTWISE | ops.VIEW | ops.OVERWRITE | ops.JOIN
 _LOOKUP = frozenset({"embedding", "index", "index_select", "gather", "embedding_bag", "_embedding_bag"})
 
 
@@ -75,17 +77,9 @@ class Flow:
         name = op.short
         if op.name == ALIAS:
             return False
-        return (
-            name not in ops.POINTWISE
-            and name not in ops.VIEW
-            and name not in ops.OVERWRITE
-            and name not in {"cat", "stack", "concat", "hstack", "vstack"}
-        )
+        return name not in _KEEPS_APART
 
     def casts_of(self, value: int) -> list[Op]:
         """Return the casts applied to a value, those without effect included."""
-        return [
-            self.graph.ops[u]
-            for u in self.graph.values[value].uses
-            if self.graph.ops[u].short in ("to", "_to_copy", "type_as")
-        ]
+        readers = (self.graph.ops[use] for use in self.graph.values[value].uses)
+        return [op for op in readers if op.short in ops.RECAST]

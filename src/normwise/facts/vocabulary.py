@@ -20,6 +20,7 @@ __all__ = [
     "OVERWRITE",
     "POINTWISE",
     "POOL",
+    "RECAST",
     "SOFTMAX",
     "SUB",
     "VIEW",
@@ -30,7 +31,10 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-CAST = _words(
+# to another dtype
+RECAST = frozenset({"to", "_to_copy", "type_as"})
+
+CAST = RECAST | _words(
     "to _to_copy type_as contiguous clone detach alias lift_fresh lift_fresh_copy lift view_as_complex view_as_real"
 )
 

@@ -103,14 +103,6 @@ def _left_out(maker: Maker, plan: tuple[str, ...], first: Exception | None) -> t
     return (f"no inputs of this kind could be generated: {', '.join(missing)} ({one_line(first)})",)
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Lengths of one call."""
-
-    batch: int
-    time: int
-
-
 @dataclass(slots=True)
 class Maker:
     """Makes the arguments of one model."""
