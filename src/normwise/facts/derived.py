@@ -292,9 +292,10 @@ def _gain(candidate: Candidate, replayer: Replayer, x: torch.Tensor) -> torch.Te
 
 def _variants(spec: NormSpec, candidate: Candidate) -> Iterator[NormSpec]:
     yield spec
-    yield replace(spec, biased=not spec.biased)
+    if spec.statistic is Statistic.VARIANCE:
+        yield replace(spec, biased=not spec.biased)
     if candidate.statistic.stat == "variance":
-        yield replace(spec, statistic=Statistic.MEAN_SQUARE)
+        yield replace(spec, statistic=Statistic.MEAN_SQUARE, biased=True)
     if not spec.center:
         yield replace(spec, center=True, statistic=Statistic.VARIANCE)
         yield replace(spec, statistic=Statistic.VARIANCE)

@@ -1,0 +1,64 @@
+"""What an argument must be, and what to say when it is not: what was asked, what was given, one next step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["check_channels", "check_floating", "check_parameter", "check_trailing", "shape_of"]
+
+
+def check_floating(x: object, who: str) -> None:
+    """Raise ``TypeError`` unless ``x`` is a tensor of floating point numbers."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{who} normalizes a tensor, given {type(x).__name__}; wrap it in torch.as_tensor(...)")
+    if not x.is_floating_point():
+        raise TypeError(f"{who} needs a floating point input, given {x.dtype}; convert it with x.float()")
+
+
+def shape_of(normalized_shape: int | Sequence[int], who: str) -> tuple[int, ...]:
+    """Return ``normalized_shape`` as a tuple.
+
+    Raises:
+        ValueError: it is empty or holds a size below 1.
+    """
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(size) for size in normalized_shape)
+    if not shape or min(shape) < 1:
+        raise ValueError(
+            f"{who} needs the sizes of the axes to normalize, each 1 or more, given normalized_shape={shape}; "
+            "for the last axis of x pass x.shape[-1]"
+        )
+    return shape
+
+
+def check_trailing(x: torch.Tensor, shape: tuple[int, ...], who: str) -> None:
+    """Raise ``ValueError`` unless the trailing axes of ``x`` are ``shape``."""
+    if x.ndim < len(shape) or tuple(x.shape[x.ndim - len(shape) :]) != shape:
+        raise ValueError(
+            f"{who} normalizes trailing axes of sizes {list(shape)}, given an input of shape {list(x.shape)}; "
+            f"build it with normalized_shape={list(x.shape[-len(shape) :])} or move those axes to the end"
+        )
+
+
+def check_parameter(parameter: torch.Tensor | None, shape: tuple[int, ...], name: str, who: str) -> None:
+    """Raise ``ValueError`` unless a gain or shift has the shape it multiplies."""
+    if parameter is not None and tuple(parameter.shape) != shape:
+        raise ValueError(
+            f"{who} needs a {name} of shape {list(shape)}, given {list(parameter.shape)}; "
+            f"reshape it, or pass {name}=None to leave it out"
+        )
+
+
+def check_channels(x: torch.Tensor, channel_dim: int, channels: int, who: str) -> None:
+    """Raise ``ValueError`` unless axis ``channel_dim`` of ``x`` exists and has ``channels`` elements."""
+    if not -x.ndim <= channel_dim < x.ndim:
+        raise ValueError(
+            f"{who} looks for channels on axis {channel_dim}, given an input of {x.ndim} axes, shape {list(x.shape)}; "
+            "pass another channel_dim or add the missing axis with x.unsqueeze(...)"
+        )
+    if x.shape[channel_dim] != channels:
+        raise ValueError(
+            f"{who} has num_features={channels} on axis {channel_dim}, given {x.shape[channel_dim]} there in shape "
+            f"{list(x.shape)}; build it with num_features={x.shape[channel_dim]}, or pass another channel_dim"
+        )

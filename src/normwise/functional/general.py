@@ -1,0 +1,60 @@
+"""The norm that a spec describes."""
+
+from __future__ import annotations
+
+import torch
+
+from normwise import kernels
+from normwise.functional._checks import check_floating
+from normwise.spec import NormSpec
+from normwise.spec.definition import check_operands
+
+__all__ = ["norm"]
+
+
+def norm(
+    spec: NormSpec,
+    input: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    mask: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    shift: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute what ``spec`` says, with the best kernel that takes it.
+
+    Args:
+        spec: what to compute; its axes count in the layout of ``input``.
+        input: the tensor to normalize.
+        weight: the gain.
+        bias: the shift.
+        mask: bool, broadcastable to ``input``; where it is False nothing counts and the output is 0.
+        gate: z of a gated norm, shaped like ``input``.
+        scale: scale of a modulated norm: the output is multiplied by 1 + scale.
+        shift: shift of a modulated norm.
+
+    Returns:
+        A tensor shaped like ``input``.
+
+    Raises:
+        TypeError: ``input`` is not floating point, or ``mask`` is not bool.
+        ValueError: an operand the spec does not have, or one it lacks; axes that the input does not have.
+
+    Examples:
+        >>> import torch
+        >>> from normwise import NormSpec
+        >>> norm(NormSpec(eps=0.0), torch.tensor([3.0, 4.0]))
+        tensor([0.8485, 1.1314])
+    """
+    check_floating(input, "norm()")
+    check_operands(spec, weight, bias, gate, scale, shift)
+    if min(spec.axes) < -input.ndim:
+        raise ValueError(
+            f"the spec normalizes axes {list(spec.axes)}, given an input of {input.ndim} axes, shape "
+            f"{list(input.shape)}; change spec.axes or add the missing axes"
+        )
+    if mask is not None and mask.dtype is not torch.bool:
+        raise TypeError(f"norm() needs a bool mask, True = real, given {mask.dtype}; convert it with mask.bool()")
+    return kernels.forward(spec, input, weight, bias, mask, gate=gate, scale=scale, shift=shift)

@@ -1,0 +1,71 @@
+"""torch's own layer_norm kernel, with the gradients it gets wrong put right."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from normwise.kernels._arithmetic import affine, power_of_two
+from normwise.spec import Cast, Form, NormSpec, Scope, Statistic
+from normwise.spec.definition import eps_of
+
+__all__ = ["is_torch_layer_norm", "torch_layer_norm"]
+
+
+def is_torch_layer_norm(spec: NormSpec, x: torch.Tensor) -> bool:
+    return (
+        spec.form is Form.TORCH
+        and spec.scope is Scope.HIDDEN
+        and spec.center
+        and spec.statistic is Statistic.VARIANCE
+        and spec.biased
+        and spec.eps_inside
+        and not spec.eps_clamp
+        and spec.groups is None
+        and spec.factor == 1.0
+        and eps_of(spec, x.dtype) > 0
+        and sorted(spec.axes) == list(range(-len(spec.axes), 0))
+        and math.prod([x.shape[axis] for axis in spec.axes]) > 1  # of one element torch returns a gradient for the gain
+    )
+
+
+def torch_layer_norm(
+    spec: NormSpec, x: torch.Tensor, h: torch.Tensor, gain: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return what torch's kernel returns, to the bit, with gradients of gain and bias summed in float32."""
+    shape, eps = tuple([x.shape[axis] for axis in sorted(spec.axes)]), eps_of(spec, h.dtype)
+    fits = (gain is None or gain.shape == shape) and (bias is None or bias.shape == shape)
+    inside = spec.cast is not Cast.BEFORE_WEIGHT and fits
+    g, b = (gain, bias) if inside else (None, None)
+    power = power_of_two(spec, x.dtype, h)
+    wide_g, wide_b = (None if each is None else each.to(h.dtype) for each in (g, b))
+    y = F.layer_norm(h if power is None else h * power, shape, wide_g, wide_b, eps)
+    if spec.cast in (Cast.NONE, Cast.BEFORE_WEIGHT) and x.dtype != h.dtype:
+        y = y.to(x.dtype)
+        if not torch.compiler.is_compiling():
+            y = _with_value_of_half_kernel(y, x, shape, g, b, eps, power)
+    return y if inside else affine(y, gain, bias)
+
+
+def _with_value_of_half_kernel(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    shape: tuple[int, ...],
+    gain: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    power: torch.Tensor | None,
+) -> torch.Tensor:
+    """Keep the gradient of ``y`` and take the value of torch's half-precision kernel.
+
+    That kernel sums in another order than its float32 twin, so that one result in some thousands rounds to
+    the other side; its backward sums the gradients of gain and bias in half precision, which ends at 256.
+    """
+    parameters = [None if each is None else each.detach() for each in (gain, bias)]
+    if x.device.type != "cpu":  # only the CPU kernel takes float32 parameters beside a half-precision input
+        parameters = [None if each is None else each.to(x.dtype) for each in parameters]
+    value = F.layer_norm(x.detach(), shape, *parameters, eps)
+    same = value + (y - y.detach())
+    return same if power is None else torch.where(power == 1, same, y)

@@ -1,0 +1,172 @@
+"""What batch norms share: running statistics, when they move, and masks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from normwise.functional._checks import check_channels, check_floating
+from normwise.functional.batch import BATCH, batch_norm
+from normwise.layers._norm_module import NormModule
+
+__all__ = ["BatchModule", "StatisticsModule", "is_recomputing"]
+
+
+def is_recomputing() -> bool:
+    """Return whether this forward pass runs inside a backward pass: activation checkpointing computes it again.
+
+    Both modes recompute while the autograd engine works on a graph: the reentrant one in the backward of its
+    Function, the other in the hook that unpacks a saved tensor. The forward pass that counts is the first one.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+class StatisticsModule(NormModule):
+    """A norm that may keep running statistics; abstract."""
+
+    running_mean: torch.Tensor | None
+    running_var: torch.Tensor | None
+    num_batches_tracked: torch.Tensor | None
+
+    def _register(
+        self,
+        num_features: int,
+        momentum: float | None,
+        *,
+        affine: bool,
+        bias: bool,
+        tracks: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        if num_features < 1:
+            raise ValueError(
+                f"{type(self).__name__} needs the number of channels, given num_features={num_features}; pass 1 or more"
+            )
+        self.num_features = num_features
+        self.eps, self.momentum = self.spec.eps, momentum
+        self.affine, self.track_running_stats = affine, tracks
+        for name, fill in (("running_mean", torch.zeros), ("running_var", torch.ones)):
+            self.register_buffer(name, fill(num_features, device=device, dtype=dtype) if tracks else None)
+        count = torch.tensor(0, dtype=torch.long, device=device) if tracks else None
+        self.register_buffer("num_batches_tracked", count)
+        self._register_affine((num_features,), weight=affine, bias=affine and bias, device=device, dtype=dtype)
+
+    def reset_running_stats(self) -> None:
+        """Forget all batches: mean 0, variance 1."""
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+            self.num_batches_tracked.zero_()
+
+    def reset_parameters(self) -> None:
+        """Forget all batches, and make gain and shift neutral."""
+        self.reset_running_stats()
+        super().reset_parameters()
+
+    def _count_batch(self) -> float | torch.Tensor | None:
+        """Count this batch, and return the weight its statistics get; None where running ones stay as they are."""
+        if not self.training or self.num_batches_tracked is None or is_recomputing():
+            return None
+        self.num_batches_tracked.add_(1)
+        return 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        # Version 1 of torch's batch norms had no num_batches_tracked.
+        if (local_metadata.get("version") or 1) < 2 and self.num_batches_tracked is not None:
+            state_dict.setdefault(prefix + "num_batches_tracked", torch.tensor(0, dtype=torch.long))
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def extra_repr(self) -> str:
+        """Return torch's words, and what differs from torch's convention."""
+        told = [
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}",
+            f"track_running_stats={self.track_running_stats}",
+        ]
+        return ", ".join(
+            told + ([] if self.bias is not None or not self.affine else ["bias=False"]) + self._convention()
+        )
+
+
+class BatchModule(StatisticsModule):
+    """A batch norm; abstract."""
+
+    _version = 2
+    axes_allowed: tuple[int, ...] | None = None
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+        channel_dim: int = 1,
+    ) -> None:
+        super().__init__()
+        self.spec = replace(BATCH, eps=eps, running=track_running_stats, bias=affine and bias)
+        self.channel_dim = channel_dim
+        self._register(
+            num_features, momentum, affine=affine, bias=bias, tracks=track_running_stats, device=device, dtype=dtype
+        )
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        *,
+        mask: torch.Tensor | None = None,
+        lengths: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Normalize ``input``, over real elements alone where ``mask`` or ``lengths`` say which they are.
+
+        Args:
+            input: x, channels on ``channel_dim``.
+            mask: bool, True = real, shaped like x without its channel axis or broadcastable to x.
+            lengths: real positions of each sample, for sequences padded on the right.
+        """
+        who = type(self).__name__
+        check_floating(input, who)
+        if self.axes_allowed is not None and input.ndim not in self.axes_allowed:
+            wanted = " or ".join(str(n) for n in self.axes_allowed)
+            raise ValueError(
+                f"{who} takes inputs of {wanted} axes, given {input.ndim}, shape {list(input.shape)}; "
+                "BatchNorm takes any number of axes"
+            )
+        check_channels(input, self.channel_dim, self.num_features, who)
+        momentum = self._count_batch()
+        moving = momentum is not None
+        use_batch = self.training or self.running_mean is None
+        return batch_norm(
+            input,
+            self.running_mean if moving or not use_batch else None,
+            self.running_var if moving or not use_batch else None,
+            self.weight,
+            self.bias,
+            use_batch,
+            0.0 if momentum is None else momentum,
+            self.spec.eps or 0.0,
+            mask=mask,
+            lengths=lengths,
+            channel_dim=self.channel_dim,
+        )
+
+    def extra_repr(self) -> str:
+        """Return torch's words, and what differs from torch's convention."""
+        return super().extra_repr() + ("" if self.channel_dim == 1 else f", channel_dim={self.channel_dim}")

@@ -1,0 +1,108 @@
+"""LayerNorm: centred and scaled by the standard deviation over the trailing axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+import torch
+
+from normwise import kernels
+from normwise.functional._checks import check_floating, check_trailing, shape_of
+from normwise.functional.hidden import LAYER, trailing
+from normwise.layers._norm_module import NormModule
+from normwise.layers.families import family_spec
+from normwise.spec import NormSpec, Weight
+
+__all__ = ["LayerNorm"]
+
+
+class LayerNorm(NormModule):
+    """Compute weight * (x - mean) / sqrt(var + eps) + bias over the trailing axes.
+
+    Takes the place of ``torch.nn.LayerNorm``: same arguments, same state dict, same values to the bit. In half
+    precision the gradients of weight and bias are summed in float32; torch's CPU kernel sums them in half
+    precision and ends at 256 (bfloat16) for each thread, however many rows there are.
+
+    Args:
+        normalized_shape: sizes of the trailing axes that share one statistic.
+        eps: added to the (biased) variance.
+        elementwise_affine: whether there are a gain and a shift.
+        bias: whether there is a shift.
+        device: of the parameters.
+        dtype: of the parameters.
+        spec: another convention, such as one of ``normwise.layers.FAMILIES``; its eps and its parameters are
+            used unless given here.
+
+    Shape:
+        [..., *normalized_shape] -> the same
+
+    Raises:
+        ValueError: an empty shape, or an input with other trailing axes.
+        TypeError: an input that is not floating point.
+
+    Examples:
+        >>> LayerNorm(3)(torch.tensor([1.0, 2.0, 3.0])).detach()
+        tensor([-1.2247,  0.0000,  1.2247])
+        >>> LayerNorm.like("cohere", 4096)
+        LayerNorm((4096,), eps=1e-05, elementwise_affine=True, bias=False, form=reciprocal, cast=after_weight)
+
+    References:
+        Ba et al. 2016, arxiv.org/abs/1607.06450
+    """
+
+    usual = LAYER
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        spec: NormSpec = LAYER,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = shape_of(normalized_shape, "LayerNorm")
+        self.eps = spec.eps if eps is None else eps
+        self.elementwise_affine = elementwise_affine and spec.weight is not Weight.NONE
+        bias = bias and self.elementwise_affine and spec.bias
+        weight = spec.weight if self.elementwise_affine else Weight.NONE
+        self.spec = replace(spec, axes=trailing(self.normalized_shape), eps=self.eps, weight=weight, bias=bias)
+        self._register_affine(
+            self.normalized_shape, weight=self.elementwise_affine, bias=bias, device=device, dtype=dtype
+        )
+
+    @classmethod
+    def like(
+        cls,
+        family: str,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Return the LayerNorm of a model family: see ``normwise.layers.FAMILIES`` for their names.
+
+        Raises:
+            ValueError: no such family, or one whose norm is no LayerNorm.
+        """
+        spec = family_spec(family, cls.usual.kind)
+        return cls(normalized_shape, eps, device=device, dtype=dtype, spec=spec)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalize ``input`` [..., *normalized_shape]."""
+        check_floating(input, "LayerNorm")
+        check_trailing(input, self.normalized_shape, "LayerNorm")
+        return kernels.forward(self.spec, input, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return torch's words, and what differs from torch's convention."""
+        told = [
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}",
+            f"bias={self.bias is not None}",
+        ]
+        return ", ".join(told + self._convention())

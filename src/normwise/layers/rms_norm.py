@@ -1,0 +1,110 @@
+"""RMSNorm: scaled by the root of the mean of squares over the trailing axes, in the convention of any family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+import torch
+
+from normwise import kernels
+from normwise.functional._checks import check_floating, check_trailing, shape_of
+from normwise.functional.hidden import RMS, trailing
+from normwise.layers._norm_module import NormModule
+from normwise.layers.families import family_spec
+from normwise.spec import NormSpec, Weight
+
+__all__ = ["RMSNorm"]
+
+
+class RMSNorm(NormModule):
+    """Compute weight' * x / sqrt(mean(x^2) + eps) over the trailing axes; weight' is weight, or 1 + weight.
+
+    Takes the place of ``torch.nn.RMSNorm``: same arguments, same state dict. Model families disagree on whether
+    1 is added to the weight, and on where the value returns to half precision: ``RMSNorm.like("gemma", H)``
+    gives each family's norm, equal to the bit.
+
+    Args:
+        normalized_shape: sizes of the trailing axes that share one statistic.
+        eps: added to the mean square; None is the machine epsilon of float32 (of float64 for float64), as torch.
+        elementwise_affine: whether there is a gain.
+        device: of the gain.
+        dtype: of the gain.
+        add_unit_offset: multiply by 1 + weight, with a weight that starts at 0 (Gemma). A bfloat16 gain stored
+            this way can move: next to 1.0 the smallest step is 0.0078.
+        spec: another convention, such as one of ``normwise.layers.FAMILIES``; its eps and its gain are used
+            unless given here.
+
+    Shape:
+        [..., *normalized_shape] -> the same
+
+    Raises:
+        ValueError: an empty shape, or an input with other trailing axes.
+        TypeError: an input that is not floating point.
+
+    Examples:
+        >>> RMSNorm(2)(torch.tensor([3.0, 4.0])).detach()
+        tensor([0.8485, 1.1314])
+        >>> RMSNorm.like("llama", 4096)
+        RMSNorm((4096,), eps=1e-06, elementwise_affine=True, cast=before_weight, out_dtype=promoted)
+
+    References:
+        Zhang and Sennrich 2019, arxiv.org/abs/1910.07467
+    """
+
+    usual = RMS
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        add_unit_offset: bool = False,
+        spec: NormSpec = RMS,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = shape_of(normalized_shape, "RMSNorm")
+        self.eps = spec.eps if eps is None else eps
+        self.elementwise_affine = elementwise_affine and spec.weight is not Weight.NONE
+        self.spec = replace(
+            spec,
+            axes=trailing(self.normalized_shape),
+            eps=self.eps,
+            weight=spec.weight if self.elementwise_affine else Weight.NONE,
+            weight_offset=1.0 if add_unit_offset else spec.weight_offset,
+        )
+        self._register_affine(
+            self.normalized_shape, weight=self.elementwise_affine, bias=False, device=device, dtype=dtype
+        )
+
+    @classmethod
+    def like(
+        cls,
+        family: str,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Return the RMSNorm of a model family: see ``normwise.layers.FAMILIES`` for their names.
+
+        Raises:
+            ValueError: no such family, or one whose norm is no RMSNorm.
+        """
+        spec = family_spec(family, cls.usual.kind)
+        return cls(normalized_shape, eps, device=device, dtype=dtype, spec=spec)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalize ``input`` [..., *normalized_shape]."""
+        check_floating(input, "RMSNorm")
+        check_trailing(input, self.normalized_shape, "RMSNorm")
+        return kernels.forward(self.spec, input, self.weight)
+
+    def extra_repr(self) -> str:
+        """Return torch's words, and what differs from torch's convention."""
+        told = [f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"]
+        return ", ".join(told + self._convention())

@@ -1,0 +1,33 @@
+"""What a norm computes (``NormSpec``), where it sits (``Wiring``), and ``reference``, which defines the former."""
+
+from __future__ import annotations
+
+from normwise.spec.definition import reference
+from normwise.spec.description import (
+    PROMOTED,
+    Cast,
+    Form,
+    Gate,
+    Kind,
+    Modulation,
+    NormSpec,
+    Scope,
+    Statistic,
+    Weight,
+    Wiring,
+)
+
+__all__ = [
+    "PROMOTED",
+    "Cast",
+    "Form",
+    "Gate",
+    "Kind",
+    "Modulation",
+    "NormSpec",
+    "Scope",
+    "Statistic",
+    "Weight",
+    "Wiring",
+    "reference",
+]
