@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, Self
 
 import torch
 from torch import nn
 
-from normwise.spec import NormSpec
+from normwise.functional._checks import check_floating, check_trailing, shape_of
+from normwise.functional.hidden import trailing
+from normwise.layers.families import family_spec
+from normwise.spec import NormSpec, Weight
 
-__all__ = ["NormModule"]
+__all__ = ["HiddenModule", "NormModule"]
 
 # Shown by the layer in torch's own words, or said by its name.
 _TOLD = frozenset({"axes", "eps", "bias", "weight", "running", "momentum", "groups", "scope"})
@@ -50,3 +54,70 @@ class NormModule(nn.Module):
         names = [field.name for field in fields(NormSpec) if field.name not in _TOLD]
         values = {name: getattr(self.spec, name) for name in names}
         return [f"{name}={value}" for name, value in values.items() if value != getattr(self.usual, name)]
+
+
+class HiddenModule(NormModule):
+    """A norm over the trailing axes; abstract.
+
+    Args:
+        normalized_shape: sizes of the trailing axes that share one statistic.
+        eps: instead of the one of ``spec``.
+        elementwise_affine: whether there are parameters.
+        bias: whether there is a shift.
+        device: of the parameters.
+        dtype: of the parameters.
+        spec: the convention.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        spec: NormSpec,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = shape_of(normalized_shape, type(self).__name__)
+        self.eps = spec.eps if eps is None else eps
+        self.elementwise_affine = elementwise_affine and spec.weight is not Weight.NONE
+        bias = bias and elementwise_affine and spec.bias
+        self.spec = replace(
+            spec,
+            axes=trailing(self.normalized_shape),
+            eps=self.eps,
+            weight=spec.weight if self.elementwise_affine else Weight.NONE,
+            bias=bias,
+        )
+        shape = () if spec.weight is Weight.SCALAR else self.normalized_shape
+        self._register_affine(shape, weight=self.elementwise_affine, bias=bias, device=device, dtype=dtype)
+
+    @classmethod
+    def like(
+        cls,
+        family: str,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Return the norm of a model family; ``normwise.layers.FAMILIES`` lists them.
+
+        Raises:
+            ValueError: no such family, or one whose norm is of another kind.
+        """
+        return cls(normalized_shape, eps, device=device, dtype=dtype, spec=family_spec(family, cls.usual))
+
+    def _check(self, input: torch.Tensor) -> None:
+        check_floating(input, type(self).__name__)
+        check_trailing(input, self.normalized_shape, type(self).__name__)
+
+    def extra_repr(self) -> str:
+        """Return torch's words, and what differs from the usual convention of this layer."""
+        told = [f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"]
+        if self.usual.bias:
+            told.append(f"bias={self.bias is not None}")
+        return ", ".join(told + self._convention())

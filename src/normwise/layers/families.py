@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normwise.spec import PROMOTED, Cast, Form, Kind, NormSpec, Statistic, Weight
+from normwise.spec import PROMOTED, Cast, Form, Gate, NormSpec, Statistic, Weight
 
 __all__ = ["FAMILIES", "family_spec"]
 
@@ -28,20 +28,20 @@ FAMILIES: dict[str, NormSpec] = {
 }
 
 
-def family_spec(family: str, kind: Kind) -> NormSpec:
-    """Return the spec of a family's norm of one kind.
+def family_spec(family: str, usual: NormSpec) -> NormSpec:
+    """Return the spec of a family's norm, which must be of the kind of ``usual``, and gated if that is.
 
     Raises:
         ValueError: no such family, or its norm is of another kind.
     """
-    name = family.lower().replace("_", "-")
-    spec = FAMILIES.get(name)
+    spec = FAMILIES.get(family.lower().replace("_", "-"))
+    known = ", ".join(sorted(name for name, each in FAMILIES.items() if _form(each) == _form(usual)))
     if spec is None:
-        known = ", ".join(sorted(each for each, spec in FAMILIES.items() if spec.kind is kind))
-        raise ValueError(f"no family {family!r} is known, given to a {kind} norm; pass spec=, or one of: {known}")
-    if spec.kind is not kind:
-        other = {Kind.LAYER: "LayerNorm", Kind.RMS: "RMSNorm"}.get(spec.kind, "Norm")
-        raise ValueError(
-            f"the norm of {family!r} is of kind {spec.kind}, asked for {kind}; use {other}.like({family!r})"
-        )
+        raise ValueError(f"no family {family!r} is known here; pass spec=, or one of: {known}")
+    if _form(spec) != _form(usual):
+        raise ValueError(f"the norm of {family!r} is {_form(spec)}, asked for {_form(usual)}; use one of: {known}")
     return spec
+
+
+def _form(spec: NormSpec) -> str:
+    return f"{'gated ' * (spec.gate is not Gate.NONE)}{spec.kind}"

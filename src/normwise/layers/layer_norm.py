@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Self
 
 import torch
 
 from normwise import kernels
-from normwise.functional._checks import check_floating, check_trailing, shape_of
-from normwise.functional.hidden import LAYER, trailing
-from normwise.layers._norm_module import NormModule
-from normwise.layers.families import family_spec
-from normwise.spec import NormSpec, Weight
+from normwise.functional.hidden import LAYER
+from normwise.layers._norm_module import HiddenModule
+from normwise.spec import NormSpec
 
 __all__ = ["LayerNorm"]
 
 
-class LayerNorm(NormModule):
+class LayerNorm(HiddenModule):
     """Compute weight * (x - mean) / sqrt(var + eps) + bias over the trailing axes.
 
     Takes the place of ``torch.nn.LayerNorm``: same arguments, same state dict, same values to the bit. In half
@@ -65,44 +61,9 @@ class LayerNorm(NormModule):
         *,
         spec: NormSpec = LAYER,
     ) -> None:
-        super().__init__()
-        self.normalized_shape = shape_of(normalized_shape, "LayerNorm")
-        self.eps = spec.eps if eps is None else eps
-        self.elementwise_affine = elementwise_affine and spec.weight is not Weight.NONE
-        bias = bias and self.elementwise_affine and spec.bias
-        weight = spec.weight if self.elementwise_affine else Weight.NONE
-        self.spec = replace(spec, axes=trailing(self.normalized_shape), eps=self.eps, weight=weight, bias=bias)
-        self._register_affine(
-            self.normalized_shape, weight=self.elementwise_affine, bias=bias, device=device, dtype=dtype
-        )
-
-    @classmethod
-    def like(
-        cls,
-        family: str,
-        normalized_shape: int | Sequence[int],
-        eps: float | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """Return the LayerNorm of a model family: see ``normwise.layers.FAMILIES`` for their names.
-
-        Raises:
-            ValueError: no such family, or one whose norm is no LayerNorm.
-        """
-        spec = family_spec(family, cls.usual.kind)
-        return cls(normalized_shape, eps, device=device, dtype=dtype, spec=spec)
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, spec=spec)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize ``input`` [..., *normalized_shape]."""
-        check_floating(input, "LayerNorm")
-        check_trailing(input, self.normalized_shape, "LayerNorm")
+        self._check(input)
         return kernels.forward(self.spec, input, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        """Return torch's words, and what differs from torch's convention."""
-        told = [
-            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}",
-            f"bias={self.bias is not None}",
-        ]
-        return ", ".join(told + self._convention())

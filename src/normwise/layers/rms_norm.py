@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self
 
 import torch
 
 from normwise import kernels
-from normwise.functional._checks import check_floating, check_trailing, shape_of
-from normwise.functional.hidden import RMS, trailing
-from normwise.layers._norm_module import NormModule
-from normwise.layers.families import family_spec
-from normwise.spec import NormSpec, Weight
+from normwise.functional.hidden import RMS
+from normwise.layers._norm_module import HiddenModule
+from normwise.spec import NormSpec
 
 __all__ = ["RMSNorm"]
 
 
-class RMSNorm(NormModule):
+class RMSNorm(HiddenModule):
     """Compute weight' * x / sqrt(mean(x^2) + eps) over the trailing axes; weight' is weight, or 1 + weight.
 
     Takes the place of ``torch.nn.RMSNorm``: same arguments, same state dict. Model families disagree on whether
@@ -66,45 +63,10 @@ class RMSNorm(NormModule):
         add_unit_offset: bool = False,
         spec: NormSpec = RMS,
     ) -> None:
-        super().__init__()
-        self.normalized_shape = shape_of(normalized_shape, "RMSNorm")
-        self.eps = spec.eps if eps is None else eps
-        self.elementwise_affine = elementwise_affine and spec.weight is not Weight.NONE
-        self.spec = replace(
-            spec,
-            axes=trailing(self.normalized_shape),
-            eps=self.eps,
-            weight=spec.weight if self.elementwise_affine else Weight.NONE,
-            weight_offset=1.0 if add_unit_offset else spec.weight_offset,
-        )
-        self._register_affine(
-            self.normalized_shape, weight=self.elementwise_affine, bias=False, device=device, dtype=dtype
-        )
-
-    @classmethod
-    def like(
-        cls,
-        family: str,
-        normalized_shape: int | Sequence[int],
-        eps: float | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """Return the RMSNorm of a model family: see ``normwise.layers.FAMILIES`` for their names.
-
-        Raises:
-            ValueError: no such family, or one whose norm is no RMSNorm.
-        """
-        spec = family_spec(family, cls.usual.kind)
-        return cls(normalized_shape, eps, device=device, dtype=dtype, spec=spec)
+        spec = replace(spec, weight_offset=1.0) if add_unit_offset else spec
+        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize ``input`` [..., *normalized_shape]."""
-        check_floating(input, "RMSNorm")
-        check_trailing(input, self.normalized_shape, "RMSNorm")
+        self._check(input)
         return kernels.forward(self.spec, input, self.weight)
-
-    def extra_repr(self) -> str:
-        """Return torch's words, and what differs from torch's convention."""
-        told = [f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"]
-        return ", ".join(told + self._convention())
