@@ -12,7 +12,16 @@ from normwise.functional.masks import as_mask
 from normwise.kernels import Moments
 from normwise.spec import NormSpec, Scope, Statistic
 
-__all__ = ["BATCH", "batch_norm", "batch_spec", "instance_norm", "instance_spec", "per_channel", "update_running"]
+__all__ = [
+    "BATCH",
+    "batch_norm",
+    "batch_spec",
+    "instance_norm",
+    "instance_spec",
+    "per_channel",
+    "running_moments",
+    "update_running",
+]
 
 BATCH = NormSpec(
     scope=Scope.BATCH, axes=(-3, -1), center=True, statistic=Statistic.VARIANCE, eps=1e-5, bias=True, running=True
@@ -100,7 +109,7 @@ def batch_norm(
                 f"{who} without training=True uses running_mean and running_var, given None; "
                 "pass them, or training=True"
             )
-        given = _running(spec, input, running_mean, running_var)
+        given = running_moments(spec, input, running_mean, running_var)
         return kernels.forward(spec, input, weight, bias, real, given=given)
     elements = input.numel() // max(channels, 1)
     if elements == 1:
@@ -118,7 +127,7 @@ def _check_parameters(channels: int, who: str, **parameters: torch.Tensor | None
         check_parameter(parameter, (channels,), name, who)
 
 
-def _running(spec: NormSpec, x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> Moments:
+def running_moments(spec: NormSpec, x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> Moments:
     """Return running statistics in the dtype of statistics, shaped to broadcast to ``x``."""
     shape = [1 if axis in spec.axes else x.shape[axis] for axis in range(-x.ndim, 0)]
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -226,7 +235,7 @@ def instance_norm(
                 f"{who} with use_input_stats=False uses running_mean and running_var, given None; "
                 "pass them, or use_input_stats=True"
             )
-        given = _running(batch_spec(spec, input.ndim, 1), input, running_mean, running_var)
+        given = running_moments(batch_spec(spec, input.ndim, 1), input, running_mean, running_var)
         return kernels.forward(spec, input, weight, bias, real, given=given)
     elements = input.numel() // max(channels * input.shape[0], 1)
     if elements == 1:

@@ -15,6 +15,7 @@ __all__ = [
     "LAYER",
     "RMS",
     "add_layer_norm",
+    "add_residual",
     "add_rms_norm",
     "centered_rms_norm",
     "gated_rms_norm",
@@ -326,7 +327,7 @@ def add_layer_norm(
         >>> y, residual
         (tensor([-1.0000,  1.0000]), tensor([1., 3.]))
     """
-    summed = _add(input, residual, residual_dtype, "add_layer_norm()")
+    summed = add_residual(input, residual, residual_dtype, "add_layer_norm()")
     return layer_norm(summed, normalized_shape, weight, bias, eps).to(input.dtype), summed
 
 
@@ -355,11 +356,11 @@ def add_rms_norm(
         >>> y, residual
         (tensor([0.8485, 1.1314]), tensor([3., 4.]))
     """
-    summed = _add(input, residual, residual_dtype, "add_rms_norm()")
+    summed = add_residual(input, residual, residual_dtype, "add_rms_norm()")
     return rms_norm(summed, normalized_shape, weight, eps).to(input.dtype), summed
 
 
-def _add(x: torch.Tensor, residual: torch.Tensor | None, dtype: torch.dtype | None, who: str) -> torch.Tensor:
+def add_residual(x: torch.Tensor, residual: torch.Tensor | None, dtype: torch.dtype | None, who: str) -> torch.Tensor:
     check_floating(x, who)
     if residual is None:
         return x if dtype is None else x.to(dtype)

@@ -1,0 +1,118 @@
+"""Residual add and norm in one: what stands between two sublayers of a pre-norm network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from normwise import kernels
+from normwise.functional.hidden import LAYER, RMS, add_residual
+from normwise.layers._norm_module import HiddenModule
+from normwise.spec import NormSpec
+
+__all__ = ["AddLayerNorm", "AddRMSNorm"]
+
+
+class AddRMSNorm(HiddenModule):
+    """Compute r = x + residual and RMSNorm(r), and return both.
+
+    With ``residual_dtype=torch.float32`` the stream stays in float32 beside bfloat16 sublayers, whose small
+    updates would be lost next to a large stream.
+
+    Args:
+        normalized_shape: sizes of the trailing axes that share one statistic.
+        eps: added to the mean square.
+        elementwise_affine: whether there is a gain.
+        device: of the gain.
+        dtype: of the gain.
+        residual_dtype: dtype of the stream; None keeps the wider of x and residual.
+        add_unit_offset: multiply by 1 + weight, with a weight that starts at 0.
+        spec: another convention, such as one of ``normwise.layers.FAMILIES``.
+
+    Shape:
+        x and residual [..., *normalized_shape] -> the norm, in the dtype of x, and the new residual
+
+    Raises:
+        ValueError: shapes that differ, or other trailing axes.
+        TypeError: an input that is not floating point.
+
+    Examples:
+        >>> y, residual = AddRMSNorm(2)(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 3.0]))
+        >>> y.detach(), residual
+        (tensor([0.8485, 1.1314]), tensor([3., 4.]))
+    """
+
+    usual = RMS
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        residual_dtype: torch.dtype | None = None,
+        add_unit_offset: bool = False,
+        spec: NormSpec = RMS,
+    ) -> None:
+        spec = replace(spec, weight_offset=1.0) if add_unit_offset else spec
+        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec)
+        self.residual_dtype = residual_dtype
+
+    def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add ``input`` to ``residual`` (None at the start of the stream), return the norm of the sum, and the sum."""
+        return _add_and_normalize(self, input, residual, self.residual_dtype)
+
+    def extra_repr(self) -> str:
+        """Return torch's words, the stream's dtype, and what differs from torch's convention."""
+        return super().extra_repr() + _stream(self.residual_dtype)
+
+
+class AddLayerNorm(HiddenModule):
+    """Compute r = x + residual and LayerNorm(r), and return both; see ``AddRMSNorm``.
+
+    Examples:
+        >>> y, residual = AddLayerNorm(2)(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]))
+        >>> y.detach(), residual
+        (tensor([-1.0000,  1.0000]), tensor([1., 3.]))
+    """
+
+    usual = LAYER
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        residual_dtype: torch.dtype | None = None,
+        spec: NormSpec = LAYER,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, spec=spec)
+        self.residual_dtype = residual_dtype
+
+    def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add ``input`` to ``residual`` (None at the start of the stream), return the norm of the sum, and the sum."""
+        return _add_and_normalize(self, input, residual, self.residual_dtype)
+
+    def extra_repr(self) -> str:
+        """Return torch's words, the stream's dtype, and what differs from torch's convention."""
+        return super().extra_repr() + _stream(self.residual_dtype)
+
+
+def _add_and_normalize(
+    module: HiddenModule, x: torch.Tensor, residual: torch.Tensor | None, dtype: torch.dtype | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    module._check(x)
+    summed = add_residual(x, residual, dtype, type(module).__name__)
+    return kernels.forward(module.spec, summed, module.weight, module.bias).to(x.dtype), summed
+
+
+def _stream(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else f", residual_dtype={str(dtype).removeprefix('torch.')}"

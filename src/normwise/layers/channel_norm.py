@@ -1,0 +1,128 @@
+"""Norms over the channels of each position of an image or a sequence, in place of two permutations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from normwise import kernels
+from normwise.functional._checks import check_channels, check_floating
+from normwise.functional.hidden import LAYER, RMS
+from normwise.layers._norm_module import NormModule
+from normwise.spec import NormSpec, Weight
+
+__all__ = ["ChannelLayerNorm", "ChannelRMSNorm"]
+
+
+class _ChannelModule(NormModule):
+    """A norm over one axis that need not be the last; abstract."""
+
+    def __init__(
+        self,
+        num_channels: int,
+        eps: float | None,
+        elementwise_affine: bool,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        channel_dim: int,
+        spec: NormSpec,
+    ) -> None:
+        super().__init__()
+        if num_channels < 1:
+            raise ValueError(
+                f"{type(self).__name__} needs the number of channels, given num_channels={num_channels}; pass 1 or more"
+            )
+        self.num_channels, self.channel_dim = num_channels, channel_dim
+        self.eps = spec.eps if eps is None else eps
+        self.elementwise_affine = elementwise_affine
+        weight = spec.weight if elementwise_affine else Weight.NONE
+        self.spec = replace(spec, eps=self.eps, weight=weight, bias=bias and elementwise_affine)
+        self._register_affine(
+            (num_channels,), weight=elementwise_affine, bias=self.spec.bias, device=device, dtype=dtype
+        )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalize the channels of each position of ``input``."""
+        check_floating(input, type(self).__name__)
+        check_channels(input, self.channel_dim, self.num_channels, type(self).__name__)
+        axis = self.channel_dim % input.ndim - input.ndim
+        return kernels.forward(replace(self.spec, axes=(axis,)), input, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return torch's words, the axis, and what differs from the usual convention."""
+        told = [f"{self.num_channels}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"]
+        if self.usual.bias:
+            told.append(f"bias={self.bias is not None}")
+        return ", ".join([*told, f"channel_dim={self.channel_dim}", *self._convention()])
+
+
+class ChannelLayerNorm(_ChannelModule):
+    """Compute LayerNorm over the channels of each position of [N, C, *], without a permuted copy (ConvNeXt).
+
+    Args:
+        num_channels: C.
+        eps: added to the variance.
+        elementwise_affine: whether there are a gain and a shift for each channel.
+        bias: whether there is a shift.
+        device: of the parameters.
+        dtype: of the parameters.
+        channel_dim: axis of the channels.
+
+    Shape:
+        [N, C, *] -> the same
+
+    Raises:
+        ValueError: another number of channels.
+        TypeError: an input that is not floating point.
+
+    Examples:
+        >>> x = torch.tensor([[[1.0, 10.0], [3.0, 30.0]]])  # [N, C, L]
+        >>> ChannelLayerNorm(2)(x).detach()
+        tensor([[[-1.0000, -1.0000],
+                 [ 1.0000,  1.0000]]])
+
+    References:
+        Liu et al. 2022, arxiv.org/abs/2201.03545
+    """
+
+    usual = replace(LAYER, eps=1e-6)
+
+    def __init__(
+        self,
+        num_channels: int,
+        eps: float = 1e-6,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        channel_dim: int = 1,
+        spec: NormSpec = usual,
+    ) -> None:
+        super().__init__(num_channels, eps, elementwise_affine, bias, device, dtype, channel_dim, spec)
+
+
+class ChannelRMSNorm(_ChannelModule):
+    """Compute RMSNorm over the channels of each position of [N, C, *]; arguments as in ``ChannelLayerNorm``.
+
+    Examples:
+        >>> ChannelRMSNorm(2)(torch.tensor([[[3.0], [4.0]]])).flatten().detach()
+        tensor([0.8485, 1.1314])
+    """
+
+    usual = replace(RMS, eps=1e-6)
+
+    def __init__(
+        self,
+        num_channels: int,
+        eps: float = 1e-6,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        channel_dim: int = 1,
+        spec: NormSpec = usual,
+    ) -> None:
+        super().__init__(num_channels, eps, elementwise_affine, False, device, dtype, channel_dim, spec)
