@@ -361,6 +361,7 @@ def add_rms_norm(
 
 
 def add_residual(x: torch.Tensor, residual: torch.Tensor | None, dtype: torch.dtype | None, who: str) -> torch.Tensor:
+    """Return x + residual in ``dtype``, or in the wider dtype of the two; x alone at the start of a stream."""
     check_floating(x, who)
     if residual is None:
         return x if dtype is None else x.to(dtype)

@@ -52,8 +52,8 @@ class PartialRMSNorm(HiddenModule):
     ) -> None:
         if not 0 < p <= 1 or int(normalized_shape * p) < 1:
             raise ValueError(
-                f"PartialRMSNorm takes its statistic over int(H * p) features, given H = {normalized_shape} and p = {p}; "
-                "pass a p in (0, 1] that leaves at least one"
+                f"PartialRMSNorm takes its statistic over int(H * p) features, given H = {normalized_shape} "
+                f"and p = {p}; pass a p in (0, 1] that leaves at least one"
             )
         spec = replace(RMS, partial=p)
         super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec)
