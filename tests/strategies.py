@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from normwise.spec import Cast, NormSpec, Statistic, Weight
+from normwise.spec import Cast, Form, NormSpec, Statistic, Weight
 
 __all__ = ["float64_tensors", "hidden_specs", "seeds"]
 
@@ -28,6 +28,8 @@ def hidden_specs(draw: st.DrawFn, *, eps: float = 1e-6) -> NormSpec:
     """Draw a spec over the last axis: any center, statistic, eps position, cast and weight convention."""
     eps_inside = draw(st.booleans())
     statistic = draw(st.sampled_from([Statistic.VARIANCE, Statistic.MEAN_SQUARE, Statistic.L2]))
+    weight = draw(st.sampled_from([Weight.NONE, Weight.VECTOR]))
+    casts = [cast for cast in Cast if weight is Weight.VECTOR or cast is not Cast.TO_WEIGHT]
     return NormSpec(
         center=statistic is Statistic.VARIANCE and draw(st.booleans()),
         statistic=statistic,
@@ -35,8 +37,9 @@ def hidden_specs(draw: st.DrawFn, *, eps: float = 1e-6) -> NormSpec:
         eps_inside=eps_inside,
         eps_clamp=not eps_inside and draw(st.booleans()),
         biased=statistic is not Statistic.VARIANCE or draw(st.booleans()),
-        weight=draw(st.sampled_from([Weight.NONE, Weight.VECTOR])),
+        weight=weight,
         weight_offset=draw(st.sampled_from([0.0, 1.0])),
         factor=draw(st.sampled_from([1.0, 2.5])),
-        cast=draw(st.sampled_from(list(Cast))),
+        cast=draw(st.sampled_from(casts)),
+        form=draw(st.sampled_from(list(Form))),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -144,16 +145,100 @@ def test_is_differentiable_to_second_order() -> None:
 @pytest.mark.parametrize(
     ("spec", "given", "message"),
     [
-        (NormSpec(gate=Gate.AFTER), {}, "no gate"),
-        (NormSpec(modulation=Modulation.SCALE), {}, "no modulation"),
+        (NormSpec(gate=Gate.AFTER), {}, "no gate was given to a spec with gate='after'"),
+        (RMS, {"gate": X}, r"a gate of shape \(2, 5, 6\) was given to a spec with gate='none'"),
+        (NormSpec(modulation=Modulation.SCALE), {}, "takes scale, given: nothing"),
+        (NormSpec(modulation=Modulation.SCALE_SHIFT), {"scale": W}, "takes scale and shift, given: scale"),
+        (RMS, {"scale": W, "shift": W}, "takes neither scale nor shift, given: scale, shift"),
         (NormSpec(statistic=Statistic.OTHER), {}, "'other'"),
         (NormSpec(weight=Weight.NONE), {"weight": W}, r"weight of shape \(6,\).*none"),
-        (RMS, {"bias": B}, r"bias of shape \(6,\).*none"),
+        (RMS, {"bias": B}, r"bias of shape \(6,\) .* bias=False; drop it"),
     ],
 )
 def test_refuses_what_it_does_not_define(spec: NormSpec, given: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         reference(spec, X, **given)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"axes": ()}, r"axes=\(\) must be negative"),
+        ({"axes": (1,)}, r"axes=\(1,\) must be negative"),
+        ({"axes": (-1, -1)}, "names an axis twice"),
+        ({"eps": -1e-6}, "eps=-1e-06 must be a finite number, 0 or more"),
+        ({"eps": float("nan")}, "eps=nan must be a finite number"),
+        ({"scope": Scope.GROUP, "groups": 0}, "groups=0 must be 1 or more"),
+        ({"scope": Scope.BATCH, "groups": 2}, "groups=2 splits channels, but scope='batch'; use scope='group'"),
+        ({"biased": False}, "biased=False is about a variance, but statistic='mean_square'"),
+        ({"partial": 0.0}, "partial=0.0 is a fraction"),
+        ({"partial": 0.5, "axes": (-2, -1)}, r"partial=0.5 is a fraction .* of one axis; given axes=\(-2, -1\)"),
+        ({"partial": 0.5, "center": True}, "center=True"),
+        ({"statistic": Statistic.COMPLETED, "center": True}, "statistic='completed' is for one axis, not centred"),
+        ({"weight": Weight.NONE, "cast": Cast.TO_WEIGHT}, "cast='to_weight', .* need a gain, but weight='none'"),
+        ({"weight": Weight.NONE, "weight_on_input": True}, "weight_on_input=True need a gain"),
+        ({"momentum": 0.1}, "momentum=0.1 moves running statistics, but running=False"),
+        ({"gate_activation": "tanh"}, "gate_activation='tanh' is neither 'silu' nor 'sigmoid'"),
+        ({"stats_dtype": "int8"}, "stats_dtype='int8', out_dtype=None are not among"),
+        ({"out_dtype": "float31"}, "stats_dtype='float32', out_dtype='float31' are not among"),
+    ],
+)
+def test_refuses_combinations_that_no_norm_has_and_names_the_fields(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"no norm is like this: .*{message}"):
+        NormSpec(**fields)
+
+
+def test_masked_elements_count_for_nothing_and_come_out_as_zero() -> None:
+    spec, mask = over(Scope.BATCH, -3, -1), torch.tensor([[True, True, False], [True, False, False]])
+    x = randn(2, 4, 3)
+    kept = torch.cat([x[0, :, :2], x[1, :, :1]], dim=1)  # [C, real positions]
+    expected = (kept - kept.mean(1, keepdim=True)) / (kept.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+    poisoned = x.masked_fill(~mask[:, None], float("nan"))
+    y = reference(spec, poisoned, mask=mask[:, None])
+    torch.testing.assert_close(torch.cat([y[0, :, :2], y[1, :, :1]], dim=1), expected, rtol=1e-12, atol=1e-12)
+    assert float(y[~mask[:, None].expand_as(y)].abs().max()) == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "operands", "expected"),
+    [
+        (NormSpec(gate=Gate.AFTER), {"gate": X + 1}, lambda: F.rms_norm(X, (6,), None, 1e-6) * F.silu(X + 1)),
+        (NormSpec(gate=Gate.BEFORE), {"gate": X + 1}, lambda: F.rms_norm(X * F.silu(X + 1), (6,), None, 1e-6)),
+        (
+            NormSpec(gate=Gate.AFTER, gate_activation="sigmoid"),
+            {"gate": X},
+            lambda: F.rms_norm(X, (6,), None, 1e-6) * torch.sigmoid(X),
+        ),
+        (
+            NormSpec(modulation=Modulation.SCALE_SHIFT),
+            {"scale": W, "shift": B},
+            lambda: F.rms_norm(X, (6,), None, 1e-6) * (1 + W) + B,
+        ),
+        (NormSpec(weight_on_input=True), {"weight": W}, lambda: F.rms_norm(W * X, (6,), None, 1e-6)),
+        (
+            NormSpec(partial=0.5),
+            {"weight": W},
+            lambda: W * X / (X[..., :3].square().mean(-1, keepdim=True) + 1e-6).sqrt(),
+        ),
+        (
+            NormSpec(statistic=Statistic.COMPLETED),
+            {},
+            lambda: F.rms_norm(torch.cat([X, -X.sum(-1, keepdim=True)], dim=-1), (7,), None, 1e-6)[..., :6],
+        ),
+    ],
+    ids=["gate-after", "gate-before", "sigmoid", "modulated", "weight-on-input", "partial", "completed"],
+)
+def test_each_operand_enters_where_the_spec_says(
+    spec: NormSpec, operands: dict[str, torch.Tensor], expected: Callable[[], torch.Tensor]
+) -> None:
+    torch.testing.assert_close(reference(spec, X, **operands), expected(), rtol=1e-12, atol=1e-12)
+
+
+def test_takes_statistics_that_are_given_instead_of_those_of_the_input() -> None:
+    spec, mean, var = over(Scope.BATCH, -4, -2, -1), randn(4, seed=5), randn(4, seed=6).square()
+    given = {"mean": mean[:, None, None], "statistic": var[:, None, None]}
+    expected = F.batch_norm(IMAGES, mean, var, WC, BC, training=False, eps=1e-5)
+    torch.testing.assert_close(reference(spec, IMAGES, WC, BC, **given), expected, rtol=1e-12, atol=1e-12)
 
 
 @PROPERTY

@@ -12,9 +12,10 @@ from normwise.spec.definition import eps_of
 
 __all__ = ["affine", "count_real", "masked", "masked_mean", "no_autocast", "power_of_two", "product", "sqrt", "total"]
 
-# A row whose largest element is below 2^_LARGE has squares that can be summed 2^20 times and more; larger rows
-# are brought to it by a power of two. eps stays what it is: beside a row of that size it is below rounding.
-_LARGE = {torch.float16: 6, torch.bfloat16: 50, torch.float32: 50, torch.float64: 480}
+# A row whose largest element is below 2^_LARGE has squares that can be summed 2^40 times and more, and a cube of
+# 1 / root (in the backward of rsqrt) that does not vanish; larger rows are brought to it by a power of two. eps
+# stays what it is: beside a row of that size it is below rounding, even where only the last bits differ.
+_LARGE = {torch.float16: 4, torch.bfloat16: 40, torch.float32: 40, torch.float64: 320}
 _SMALLEST = {torch.float16: -24, torch.bfloat16: -133, torch.float32: -149, torch.float64: -1074}
 
 
