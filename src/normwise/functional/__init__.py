@@ -24,6 +24,7 @@ from normwise.functional.hidden import (
     rms_norm,
     scale_norm,
 )
+from normwise.functional.lp import lp_norm
 from normwise.functional.masks import mask_of_lengths
 from normwise.functional.pointwise import derf, dynamic_tanh
 
@@ -39,6 +40,7 @@ __all__ = [
     "instance_norm",
     "l2_norm",
     "layer_norm",
+    "lp_norm",
     "mask_of_lengths",
     "modulated_layer_norm",
     "modulated_rms_norm",
