@@ -48,7 +48,8 @@ def sqrt(s: torch.Tensor) -> torch.Tensor:
 
 
 def masked(value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    return value if mask is None else value.masked_fill(~mask, 0.0)
+    # where, not masked_fill: the latter makes channels_last contiguous when the mask repeats
+    return value if mask is None else torch.where(mask, value, 0.0)
 
 
 def masked_mean(

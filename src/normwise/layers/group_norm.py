@@ -88,4 +88,4 @@ class GroupNorm(NormModule):
     def extra_repr(self) -> str:
         """Return torch's words."""
         told = f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
-        return told + (", bias=False" if self.affine and self.bias is None else "")
+        return f"{told}, bias={self.bias is not None}"
