@@ -94,11 +94,9 @@ class StatisticsModule(NormModule):
         """Return torch's words, and what differs from torch's convention."""
         told = [
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}",
-            f"track_running_stats={self.track_running_stats}",
+            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}",
         ]
-        return ", ".join(
-            told + ([] if self.bias is not None or not self.affine else ["bias=False"]) + self._convention()
-        )
+        return ", ".join(told + self._convention())
 
 
 class BatchModule(StatisticsModule):
@@ -141,15 +139,7 @@ class BatchModule(StatisticsModule):
             mask: bool, True = real, shaped like x without its channel axis or broadcastable to x.
             lengths: real positions of each sample, for sequences padded on the right.
         """
-        who = type(self).__name__
-        check_floating(input, who)
-        if self.axes_allowed is not None and input.ndim not in self.axes_allowed:
-            wanted = " or ".join(str(n) for n in self.axes_allowed)
-            raise ValueError(
-                f"{who} takes inputs of {wanted} axes, given {input.ndim}, shape {list(input.shape)}; "
-                "BatchNorm takes any number of axes"
-            )
-        check_channels(input, self.channel_dim, self.num_features, who)
+        self._check(input)
         momentum = self._count_batch()
         moving = momentum is not None
         use_batch = self.training or self.running_mean is None
@@ -166,6 +156,17 @@ class BatchModule(StatisticsModule):
             lengths=lengths,
             channel_dim=self.channel_dim,
         )
+
+    def _check(self, input: torch.Tensor) -> None:
+        who = type(self).__name__
+        check_floating(input, who)
+        if self.axes_allowed is not None and input.ndim not in self.axes_allowed:
+            wanted = " or ".join(str(n) for n in self.axes_allowed)
+            raise ValueError(
+                f"{who} takes inputs of {wanted} axes, given {input.ndim}, shape {list(input.shape)}; "
+                "BatchNorm takes any number of axes"
+            )
+        check_channels(input, self.channel_dim, self.num_features, who)
 
     def extra_repr(self) -> str:
         """Return torch's words, and what differs from torch's convention."""
