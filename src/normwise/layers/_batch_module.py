@@ -68,10 +68,13 @@ class StatisticsModule(NormModule):
 
     def _count_batch(self) -> float | torch.Tensor | None:
         """Count this batch, and return the weight its statistics get; None where running ones stay as they are."""
-        if not self.training or self.num_batches_tracked is None or is_recomputing():
+        if not self.training or self.num_batches_tracked is None or self.running_mean is None or is_recomputing():
             return None
         self.num_batches_tracked.add_(1)
-        return 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
+        if self.momentum is not None:
+            return self.momentum
+        wide = torch.promote_types(self.running_mean.dtype, torch.float32)  # a third in float32 is not one in float64
+        return self.num_batches_tracked.to(wide).reciprocal()
 
     def _load_from_state_dict(
         self,
