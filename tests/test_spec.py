@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from enum import StrEnum
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -181,11 +182,22 @@ def test_refuses_what_it_does_not_define(spec: NormSpec, given: dict[str, torch.
         ({"gate_activation": "tanh"}, "gate_activation='tanh' is neither 'silu' nor 'sigmoid'"),
         ({"stats_dtype": "int8"}, "stats_dtype='int8', out_dtype=None are not among"),
         ({"out_dtype": "float31"}, "stats_dtype='float32', out_dtype='float31' are not among"),
+        ({"cast": "after"}, "cast='after' is none of before_weight, after_weight"),
     ],
 )
 def test_refuses_combinations_that_no_norm_has_and_names_the_fields(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"no norm is like this: .*{message}"):
         NormSpec(**fields)
+
+
+def test_plain_strings_are_taken_for_the_words_they_spell() -> None:
+    spec = NormSpec(center=True, statistic="variance", eps=1e-5, bias=True)  # type: ignore[arg-type]
+    assert spec.statistic is Statistic.VARIANCE
+    assert (spec, spec.kind) == (LAYER, Kind.LAYER)
+    words = {name: kind for name, kind in get_type_hints(NormSpec).items() if isinstance(kind, type)}
+    enums = {name: kind for name, kind in words.items() if issubclass(kind, StrEnum)}
+    plain = NormSpec(**{name: str(getattr(NormSpec(), name)) for name in enums})  # type: ignore[arg-type]
+    assert {name: type(getattr(plain, name)) for name in enums} == enums
 
 
 def test_masked_elements_count_for_nothing_and_come_out_as_zero() -> None:

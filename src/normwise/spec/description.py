@@ -84,6 +84,8 @@ class Form(StrEnum):
     RECIPROCAL = "reciprocal"  # weight * (c * rsqrt(s + eps)): most hand-written norms
     DIVISION = "division"  # weight * (c / sqrt(s + eps)): DeBERTa, ImageGPT
     FOLDED = "folded"  # c * (weight * rsqrt(s + eps)), the mean folded into the bias: FrozenBatchNorm
+    LEFT_TO_RIGHT = "left_to_right"  # (weight * c) * rsqrt(s + eps): Gradium
+    WELFORD = "welford"  # as reciprocal, with the variance of torch.var, not the mean of c^2: PocketTTS, xLSTM
     TORCH = "torch"  # whatever torch's own layer_norm kernel does
 
 
@@ -101,6 +103,23 @@ class Modulation(StrEnum):
     NONE = "none"
     SCALE = "scale"
     SCALE_SHIFT = "scale_shift"
+
+
+_WORDS: dict[str, type[StrEnum]] = {
+    "scope": Scope,
+    "statistic": Statistic,
+    "weight": Weight,
+    "modulation": Modulation,
+    "gate": Gate,
+    "form": Form,
+    "cast": Cast,
+}
+
+
+def _member(words: type[StrEnum], name: str, word: object) -> StrEnum:
+    if word not in list(words):
+        raise ValueError(f"no norm is like this: {name}={word!r} is none of {', '.join(words)}")
+    return words(word)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +162,9 @@ class NormSpec:
     momentum: float | None = None
 
     def __post_init__(self) -> None:
+        for name, words in _WORDS.items():
+            if type(word := getattr(self, name)) is not words:  # a plain string, which compares equal but is another
+                object.__setattr__(self, name, _member(words, name, word))
         for contradiction in self._contradictions():
             raise ValueError(f"no norm is like this: {contradiction}")
 
