@@ -320,7 +320,16 @@ def add_layer_norm(
     *,
     residual_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return LayerNorm(x + residual) in the dtype of x, and x + residual; arguments as in ``add_rms_norm``.
+    """Return LayerNorm(x + residual) in the dtype of x, and x + residual; the rest as in ``add_rms_norm``.
+
+    Args:
+        input: x, the output of a sublayer.
+        residual: the stream so far, or None at its start.
+        normalized_shape: sizes of the axes that share one statistic.
+        weight: gain.
+        bias: shift.
+        eps: added to the variance.
+        residual_dtype: as in ``add_rms_norm``.
 
     Examples:
         >>> y, residual = add_layer_norm(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]), 2)

@@ -74,6 +74,16 @@ class AddRMSNorm(HiddenModule):
 class AddLayerNorm(HiddenModule):
     """Compute r = x + residual and LayerNorm(r), and return both; see ``AddRMSNorm``.
 
+    Args:
+        normalized_shape: sizes of the trailing axes that share one statistic.
+        eps: added to the variance.
+        elementwise_affine: whether there are a gain and a shift.
+        bias: whether there is a shift.
+        device: of the parameters.
+        dtype: of the parameters.
+        residual_dtype: dtype of the stream; None keeps the wider of x and residual.
+        spec: another convention, such as one of ``normwise.layers.FAMILIES``.
+
     Examples:
         >>> y, residual = AddLayerNorm(2)(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]))
         >>> y.detach(), residual

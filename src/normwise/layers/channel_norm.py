@@ -69,6 +69,8 @@ class ChannelLayerNorm(_ChannelModule):
         device: of the parameters.
         dtype: of the parameters.
         channel_dim: axis of the channels.
+        spec: another convention, such as one of ``normwise.layers.FAMILIES``; its eps is not taken,
+            pass it too.
 
     Shape:
         [N, C, *] -> the same
