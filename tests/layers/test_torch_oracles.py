@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from normwise import layers
+from tests.nearness import worse
 
 SAMPLES = {
     "BatchNorm1d": 8,
@@ -30,9 +31,6 @@ SAMPLES = {
 }
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 STEPS = 3
-# How many roundings of the dtype we may be farther from float64 than twice torch's distance. Of float64 itself
-# torch's distance is 0 by definition: what both lose to groups of a few numbers far from 0 is allowed here.
-ROUNDINGS = {torch.float64: 500, torch.float32: 4, torch.bfloat16: 1, torch.float16: 1}
 
 named = pytest.mark.parametrize("name", SAMPLES)
 in_each_mode = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -103,27 +101,6 @@ def passes(twins: Twins) -> Iterator[tuple[dict[str, torch.Tensor], ...]]:
             pass_through(twins.theirs, x, upstream),
             pass_through(twins.truth, x, wide),
         )
-
-
-def error(found: torch.Tensor, truth: torch.Tensor) -> float:
-    return (found.double() - truth.double()).abs().max().item() if truth.numel() else 0.0
-
-
-def worse(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> list[str]:
-    """Return what is farther from float64 than torch's, by more than a rounding of the dtype it is stored in."""
-    assert list(ours) == list(theirs)
-    told = []
-    for name, value in ours.items():
-        if value.dtype != theirs[name].dtype or value.shape != theirs[name].shape:
-            told.append(f"{name}: {value.dtype} {list(value.shape)}")
-        elif not value.is_floating_point():
-            told += [] if torch.equal(value, theirs[name]) else [f"{name}: {value} for {theirs[name]}"]
-        elif truth[name].numel():
-            rounding = torch.finfo(value.dtype).eps * truth[name].abs().max().clamp_min(1.0).item()
-            allowed = 2 * error(theirs[name], truth[name]) + ROUNDINGS[value.dtype] * rounding
-            if not error(value, truth[name]) <= allowed:
-                told.append(f"{name}: {error(value, truth[name]):.3g} from float64, {allowed:.3g} allowed")
-    return told
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -228,4 +205,4 @@ def test_a_layer_that_is_a_little_wrong_is_seen(
     twins = Twins("BatchNorm2d", samples(infos["BatchNorm2d"], True)[2], dtype, True)
     twins.ours = copy.deepcopy(twins.theirs)
     setattr(twins.ours, attribute, getattr(twins.ours, attribute) * factor)
-    assert any([worse(*found) for found in passes(twins)])
+    assert any(worse(*found) for found in passes(twins))
