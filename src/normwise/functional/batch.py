@@ -165,8 +165,14 @@ def per_channel(found: Moments) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     """Return mean, unbiased variance and number of elements of each channel of a batch, without gradient."""
     assert found.mean is not None
     mean, var = found.mean.detach().flatten(), found.statistic.detach().flatten()
-    n = torch.as_tensor(found.elements, dtype=var.dtype, device=var.device).flatten()
+    n = _count(found, var).flatten()
     return mean, var * (n / (n - 1).clamp_min(1)), n
+
+
+def _count(found: Moments, like: torch.Tensor) -> torch.Tensor:
+    # full, not as_tensor: a number that depends on a dynamic size stays symbolic under torch.compile and export
+    n = found.elements
+    return n.to(like.dtype) if isinstance(n, torch.Tensor) else like.new_full((), n)
 
 
 def _over_samples(found: Moments, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -174,8 +180,7 @@ def _over_samples(found: Moments, x: torch.Tensor) -> tuple[torch.Tensor, torch.
     assert found.mean is not None
     shape = (x.shape[0], x.shape[1])
     mean, var = found.mean.detach().reshape(shape), found.statistic.detach().reshape(shape)
-    n = torch.as_tensor(found.elements, dtype=var.dtype, device=var.device)
-    n = n.expand(found.statistic.shape).reshape(shape)
+    n = _count(found, var).expand(found.statistic.shape).reshape(shape)
     unbiased, total = var * n / (n - 1).clamp_min(1), n.sum(0)
     weight = n / total.clamp_min(1)
     return (mean * weight).sum(0), (unbiased * weight).sum(0), total
