@@ -5,7 +5,7 @@ agree with theirs bit for bit. Three things differ from what people write by han
 
 * products and sums run in float32 (float64 for float64) and are rounded where the convention rounds, so the
   gradients of gain and bias are accumulated in float32 too;
-* rows too large for a square (|x| > 2^50 in float32) are scaled by an exact power of two first; every other
+* rows too large for their squares (|x| >= 2^41 in float32) are scaled by an exact power of two first; every other
   row is multiplied by 1, which changes no bit;
 * autocast is switched off inside: the output dtype is what the spec says, whatever the context.
 
@@ -29,8 +29,10 @@ from normwise.kernels._arithmetic import (
     power_of_two,
     product,
     sqrt,
+    total,
 )
 from normwise.kernels._torch_layer_norm import is_torch_layer_norm, torch_layer_norm
+from normwise.kernels._torch_values import with_torch_values
 from normwise.spec import PROMOTED, Cast, Form, Gate, NormSpec, Scope, Statistic
 from normwise.spec.definition import activation, along, eps_of, out_dtype, stats_dtype
 
@@ -39,6 +41,7 @@ __all__ = ["RANK", "Moments", "forward", "forward_and_moments", "moments", "refu
 RANK = 0
 
 _HALF = (torch.float16, torch.bfloat16)
+_GAIN_WITHIN = (Form.FOLDED, Form.LEFT_TO_RIGHT)  # gain and bias are part of the quotient
 
 
 class Moments(NamedTuple):
@@ -114,12 +117,13 @@ def forward_and_moments(
             y = torch_layer_norm(spec, x, h, gain, addend)
         else:
             y, found = _normalize(spec, x, h, mask, given, gain, addend)
-            if spec.form is not Form.FOLDED:
+            if spec.form not in _GAIN_WITHIN:
                 y = affine(_cast(spec, y, x, weight), gain, addend)
-        if scale is not None:
-            y = y.to(dtype) * (1 + scale.to(dtype))
-        if shift is not None:
-            y = y + shift.to(dtype)
+            if mask is None and spec.form is Form.TORCH:
+                told = None if given is None or given.mean is None else (given.mean, given.statistic)
+                y = y if spec.out_dtype == PROMOTED else y.to(out_dtype(spec, x))
+                y = with_torch_values(spec, x, y, weight, bias, told)
+        y = _modulate(spec, y, dtype, scale, shift)
         if gate is not None and spec.gate is Gate.AFTER:
             y = y.to(dtype) * activation(spec)(gate.to(dtype))
         y = masked(y, mask)
@@ -171,23 +175,31 @@ def _normalize(
     else:
         found = given
         centered = h if found.mean is None or not spec.center else h - found.mean
+    if spec.form in _GAIN_WITHIN:
+        gain, bias = _split(spec, gain), _split(spec, bias)
     if spec.form is Form.FOLDED:
-        return _folded(spec, x, h, found, gain, bias), _unscaled(found, power)
-    if spec.cast is Cast.RECIPROCAL:
-        y = product(centered.to(x.dtype), _reciprocal(spec, found.statistic).to(x.dtype))
-    elif spec.eps_inside and not spec.eps_clamp and spec.form is not Form.DIVISION:
-        y = centered * _reciprocal(spec, found.statistic)
+        y = _folded(spec, h, found, gain, bias)
+    elif spec.form is Form.LEFT_TO_RIGHT:
+        y = _quotient(spec, x, centered if gain is None else product(gain, centered), found.statistic)
+        y = y if bias is None else total(y, bias)
     else:
-        y = centered / _root(spec, found.statistic)
-    if spec.factor != 1.0:
-        y = y * spec.factor
+        y = _quotient(spec, x, centered, found.statistic)
     y = y.flatten(min(spec.axes) - 1, min(spec.axes)) if spec.groups else y
     return y, _unscaled(found, power)
 
 
+def _quotient(spec: NormSpec, x: torch.Tensor, numerator: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    if spec.cast is Cast.RECIPROCAL:
+        y = product(numerator.to(x.dtype), _reciprocal(spec, s).to(x.dtype))
+    elif spec.eps_inside and not spec.eps_clamp and spec.form is not Form.DIVISION:
+        y = product(numerator, _reciprocal(spec, s))
+    else:
+        y = numerator / _root(spec, s)
+    return y if spec.factor == 1.0 else y * spec.factor
+
+
 def _folded(
     spec: NormSpec,
-    x: torch.Tensor,
     h: torch.Tensor,
     found: Moments,
     gain: torch.Tensor | None,
@@ -196,11 +208,18 @@ def _folded(
     """Return h * (gain / root) + (bias - mean * gain / root): FrozenBatchNorm, PocketTTS."""
     scale = _reciprocal(spec, found.statistic) * spec.factor
     if gain is not None:
-        scale = product(gain, scale.to(x.dtype) if spec.stats_dtype is None else scale)
+        scale = product(gain, scale)
     y = product(h, scale)
     if found.mean is None or not spec.center:
         return y if bias is None else y + bias
     return y + ((0.0 if bias is None else bias) - found.mean * scale)
+
+
+def _split(spec: NormSpec, parameter: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the view of a gain or bias that goes with the grouped view of the input."""
+    if parameter is None or not spec.groups or parameter.numel() == 1:
+        return parameter
+    return parameter.unflatten(min(spec.axes), (spec.groups, -1))
 
 
 def _grouped(spec: NormSpec, h: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -223,15 +242,15 @@ def _measure(spec: NormSpec, h: torch.Tensor, mask: torch.Tensor | None) -> tupl
         return h, Moments(None, _second_moment(spec, h, mask, count), count)
     mean = masked_mean(h, axes, count, mask)
     centered = masked(h - mean, mask)
-    if spec.scope is not Scope.HIDDEN:  # the rounding of the mean, taken back
+    if spec.scope is not Scope.HIDDEN and spec.stats_dtype is not None:  # the rounding of the mean, taken back
         rest = masked_mean(centered, axes, count, mask)
         mean, centered = mean + rest, masked(centered - rest, mask)
     if spec.statistic is not Statistic.VARIANCE:
         s = _second_moment(spec, h, mask, count)
+    elif mask is None and count > 1 and (not spec.biased or spec.form is Form.WELFORD):
+        s = h.var(axes, correction=0 if spec.biased else 1, keepdim=True)
     elif spec.biased:
         s = masked_mean(centered.pow(2), axes, count, mask)
-    elif mask is None and count > 1:
-        s = h.var(axes, correction=1, keepdim=True)
     else:  # one element has no spread to divide by: its variance is 0, as in the biased form
         others = 1 if isinstance(count, int) else (count - 1).clamp_min(1)
         s = centered.pow(2).sum(axes, keepdim=True) / others
@@ -281,6 +300,17 @@ def _gain(spec: NormSpec, weight: torch.Tensor, dtype: torch.dtype) -> torch.Ten
     if not spec.weight_offset:
         return weight
     return weight + spec.weight_offset if spec.offset_in_weight_dtype else weight.to(dtype) + spec.weight_offset
+
+
+def _modulate(
+    spec: NormSpec, y: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None, shift: torch.Tensor | None
+) -> torch.Tensor:
+    """Return y * (1 + scale) + shift: rounded at each step if the norm returns to the input's dtype first."""
+    if spec.cast is Cast.BEFORE_WEIGHT:
+        return affine(y, None if scale is None else 1 + scale, shift)
+    if scale is not None:
+        y = y.to(dtype) * (1 + scale.to(dtype))
+    return y if shift is None else y + shift.to(dtype)
 
 
 def _cast(spec: NormSpec, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
