@@ -10,8 +10,9 @@ from normwise import kernels
 from normwise.functional.batch import BATCH, batch_spec
 from normwise.kernels._arithmetic import masked, masked_mean, power_of_two
 from normwise.spec import NormSpec
+from normwise.spec.definition import stats_dtype
 
-__all__ = ["ChannelMoments", "Part", "Whole", "batch_moments", "measure", "pool", "put_together"]
+__all__ = ["ChannelMoments", "Part", "Whole", "batch_moments", "measure", "nothing", "pool", "put_together"]
 
 
 class ChannelMoments(NamedTuple):
@@ -23,18 +24,27 @@ class ChannelMoments(NamedTuple):
 
 
 def batch_moments(x: torch.Tensor, mask: torch.Tensor | None, channel_dim: int) -> ChannelMoments:
-    """Return the moments of each channel of a batch; zeros where there is no real element.
+    """Return the moments of each channel of a batch, in float64; zeros where there is no real element.
 
     Args:
         x: the input.
         mask: bool, broadcastable to ``x``.
         channel_dim: its axis of channels.
     """
-    found = kernels.moments(batch_spec(BATCH, x.ndim, channel_dim), x, _of_empty(x, mask))
-    assert found.mean is not None
-    var = found.statistic
-    elements = torch.as_tensor(found.elements, dtype=var.dtype, device=var.device).expand(var.shape)
-    return ChannelMoments(found.mean.flatten(), var.flatten(), elements.flatten())
+    spec = batch_spec(BATCH, x.ndim, channel_dim)
+    row = measure(spec, x, mask, stats_dtype(spec, x)).row
+    power, center, rest, variance, elements = row.to(_wide(x.device)).unflatten(0, (5, -1)).unbind(0)
+    return ChannelMoments((center + rest) / power, variance / power / power, elements)
+
+
+def nothing(channels: int, device: torch.device) -> ChannelMoments:
+    """Return the moments of no element."""
+    zeros = torch.zeros(channels, dtype=_wide(device), device=device)
+    return ChannelMoments(zeros, zeros, zeros)
+
+
+def _wide(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # Apple's devices have none
 
 
 def _of_empty(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:

@@ -18,7 +18,7 @@ from normwise.functional.masks import as_mask
 from normwise.kernels import Moments
 from normwise.layers._batch_module import BatchModule
 from normwise.layers._collectives import gather, ranks_of
-from normwise.layers._pooling import ChannelMoments, batch_moments, pool
+from normwise.layers._pooling import ChannelMoments, batch_moments, nothing, pool
 from normwise.layers.sync_batch_norm import SyncBatchNorm
 
 __all__ = ["update_statistics"]
@@ -70,7 +70,7 @@ def update_statistics(
         (tensor([5.]), tensor([10.]))
     """
     norms = {path: each for path, each in model.named_modules() if isinstance(each, (_BatchNorm, BatchModule))}
-    seen = {each: _Seen(path) for path, each in norms.items() if each.running_mean is not None}
+    seen = [_Seen(path, each) for path, each in norms.items() if each.running_mean is not None]
     if not seen:
         raise ValueError(
             f"update_statistics() found no batch norm with running statistics in {type(model).__name__}; "
@@ -88,9 +88,9 @@ def update_statistics(
             "pass a list or a DataLoader: an iterator that was used before is empty"
         )
     with torch.no_grad():
-        for module, each in seen.items():
-            each.write(module, process_group)
-    _warn_of_unreached([each.path for each in seen.values() if not each.calls])
+        for each in seen:
+            each.write(process_group)
+    _warn_of_unreached([each.path for each in seen if not each.calls])
 
 
 def _warn_of_unreached(paths: list[str]) -> None:
@@ -106,9 +106,10 @@ def _warn_of_unreached(paths: list[str]) -> None:
 class _Seen:
     """All that one layer was given, as the statistics of it."""
 
-    def __init__(self, path: str) -> None:
-        self.path, self.calls = path, 0
-        self.moments: ChannelMoments | None = None
+    def __init__(self, path: str, norm: Norm) -> None:
+        self.path, self.norm, self.calls = path, norm, 0
+        self.mean, self.var = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+        self.moments = nothing(norm.num_features, self.mean.device)
 
     def __call__(self, module: Norm, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         x = args[0] if args else kwargs["input"]
@@ -116,34 +117,22 @@ class _Seen:
         if isinstance(module, BatchModule):
             channel_dim = module.channel_dim
             mask = as_mask(x, kwargs.get("mask"), kwargs.get("lengths"), channel_dim, self.path)
-        found = _widened(batch_moments(x, mask, channel_dim))
-        self.moments = found if self.moments is None else _joined([self.moments, found])
+        pair = zip(self.moments, batch_moments(x, mask, channel_dim), strict=True)
+        self.moments = pool(ChannelMoments(*map(torch.stack, pair)))
         self.calls += 1
 
-    def write(self, module: Norm, process_group: distributed.ProcessGroup | None) -> None:
+    def write(self, process_group: distributed.ProcessGroup | None) -> None:
         """Pool over processes, and put the result into the buffers."""
-        mean, var = module.running_mean, module.running_var
-        assert mean is not None
-        assert var is not None
-        found = self.moments or _widened(ChannelMoments(mean, var, torch.zeros_like(var)))
-        synchronizes = isinstance(module, (nn.SyncBatchNorm, SyncBatchNorm))
-        if synchronizes or process_group is not None:
-            found = _over_processes(found, module.process_group if synchronizes else process_group)
-        center, unbiased, elements = per_channel(Moments(*found))
-        mean.copy_(torch.where(elements > 0, center, mean))
-        var.copy_(torch.where(elements > 1, unbiased, var))
-        if module.num_batches_tracked is not None and self.calls:
-            module.num_batches_tracked.fill_(self.calls)
-
-
-def _widened(found: ChannelMoments) -> ChannelMoments:
-    """Return the moments in float64, which Apple's devices do not have."""
-    wide = torch.float32 if found.statistic.device.type == "mps" else torch.float64
-    return ChannelMoments(*(each.to(wide) for each in found))
-
-
-def _joined(parts: list[ChannelMoments]) -> ChannelMoments:
-    return pool(ChannelMoments(*(torch.stack(each) for each in zip(*parts, strict=True))))
+        norm, found = self.norm, self.moments
+        if isinstance(norm, (nn.SyncBatchNorm, SyncBatchNorm)):
+            found = _over_processes(found, norm.process_group)
+        elif process_group is not None:
+            found = _over_processes(found, process_group)
+        mean, unbiased, elements = per_channel(Moments(*found))
+        self.mean.copy_(torch.where(elements > 0, mean, self.mean))
+        self.var.copy_(torch.where(elements > 1, unbiased, self.var))
+        if norm.num_batches_tracked is not None and self.calls:
+            norm.num_batches_tracked.fill_(self.calls)
 
 
 def _over_processes(found: ChannelMoments, group: distributed.ProcessGroup | None) -> ChannelMoments:
@@ -155,15 +144,15 @@ def _over_processes(found: ChannelMoments, group: distributed.ProcessGroup | Non
 
 
 @contextmanager
-def _observed(seen: Mapping[Norm, _Seen]) -> Iterator[None]:
+def _observed(seen: list[_Seen]) -> Iterator[None]:
     """Let the layers take statistics of batches and tell ``seen``; leave modes, hooks and buffers as they were."""
     with ExitStack() as undo:
-        for module, each in seen.items():
-            undo.callback(setattr, module, "training", module.training)
-            for buffer in module.buffers(recurse=False):
+        for each in seen:
+            undo.callback(setattr, each.norm, "training", each.norm.training)
+            for buffer in each.norm.buffers(recurse=False):
                 undo.callback(buffer.copy_, buffer.clone())
-            undo.callback(module.register_forward_hook(each, with_kwargs=True).remove)
-            module.training = True
+            undo.callback(each.norm.register_forward_hook(each, with_kwargs=True).remove)
+            each.norm.training = True
         yield
 
 
