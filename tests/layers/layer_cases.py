@@ -18,7 +18,7 @@ from torch import nn
 from normwise import layers
 from normwise.spec import Gate, NormSpec, Scope, Statistic, Weight, reference
 
-__all__ = ["BY_LAYER", "CASES", "LAYERS", "Case", "outputs", "randomized", "truth"]
+__all__ = ["BY_LAYER", "CASES", "LAYERS", "Case", "Tensors", "cubes", "outputs", "randomized", "truth"]
 
 Tensors = tuple[torch.Tensor, ...]
 LAYERS = {name for name in layers.__all__ if isinstance(getattr(layers, name), type)}
@@ -356,6 +356,8 @@ CASES: dict[str, Case] = {
     "RMSNorm unit offset": hidden(layers.RMSNorm, FEATURES, add_unit_offset=True),
     "RMSNorm llama": hidden(layers.RMSNorm, FEATURES, spec=layers.FAMILIES["llama"], half_roundings=2),
     "ScaleNorm": hidden(layers.ScaleNorm, FEATURES),
+    # without a process group; with one: test_sync_batch_norm
+    "SyncBatchNorm": batched(layers.SyncBatchNorm, CHANNELS, inputs=images, twin=nn.SyncBatchNorm),
 }  # fmt: skip
 BY_LAYER = {name: CASES[name] for name in CASES if name == CASES[name].layer.__name__}
 
@@ -376,6 +378,11 @@ def randomized(module: nn.Module, seed: int = 0) -> nn.Module:
 def outputs(result: torch.Tensor | Tensors) -> Tensors:
     """Return one tensor or several as several."""
     return result if isinstance(result, tuple) else (result,)
+
+
+def cubes(result: torch.Tensor | Tensors) -> torch.Tensor:
+    """Return a loss whose gradient is 0 for no layer: sums and sums of squares of many outputs are constant."""
+    return torch.stack([y.pow(3).sum() for y in outputs(result)]).sum()
 
 
 def truth(case: Case, module: nn.Module, inputs: Tensors, operands: Mapping[str, torch.Tensor]) -> Tensors:

@@ -31,6 +31,8 @@ from normwise.layers.partial_rms_norm import PartialRMSNorm as PartialRMSNorm
 from normwise.layers.qk_norm import QKNorm as QKNorm
 from normwise.layers.rms_norm import RMSNorm as RMSNorm
 from normwise.layers.scale_norm import ScaleNorm as ScaleNorm
+from normwise.layers.statistics import update_statistics as update_statistics
+from normwise.layers.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 
 __all__ = [
     "FAMILIES",
@@ -62,4 +64,6 @@ __all__ = [
     "QKNorm",
     "RMSNorm",
     "ScaleNorm",
+    "SyncBatchNorm",
+    "update_statistics",
 ]
