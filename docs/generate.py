@@ -1,20 +1,33 @@
-"""Write the pages that come from the code: the command line's help and one page a rule.
+"""Write the pages that come from the code: the command line's help, a page a rule, the layers, the table of families.
 
 ``python docs/generate.py`` writes them, ``--check`` only says which are out of date (exit code 1).
 """
 
 from __future__ import annotations
 
+import inspect
+import re
+import runpy
 import sys
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import click
 
+from normwise import functional, layers
 from normwise._parts import page_title
 from normwise.checkup import rules
 from normwise.cli import commands
+from normwise.rendering.numbers import number
+from normwise.spec import Cast, Gate, NormSpec, Scope, Weight
 
 DOCS = Path(__file__).parent
+GUIDES = {
+    "which-norm.md": "families, norm, eps, gain and shift, cast, output dtype, else",
+    "which-norm.zh-CN.md": "模型族, 归一化, eps, 增益和偏移, 转换, 输出精度, 其他",
+}
 
 
 def cli_page() -> str:
@@ -41,10 +54,202 @@ def rule_pages() -> dict[str, str]:
     return {"README": f"# Rules\n\n{table}\n", **pages}
 
 
+def layers_page() -> str:
+    """Return the reference of layers and functions, from their docstrings."""
+    parts = [
+        "# Layers",
+        "Written from the docstrings by `docs/generate.py`. The tests run every example here, after `import torch`,\n"
+        "`from torch import nn` and an import of what is shown.\n\n"
+        "Which norm to take, and how those of one name differ: [which norm, which convention](which-norm.md).",
+        "## Index",
+        *(_index(module) for module in (layers, functional)),
+        "## normwise.layers",
+        *(_entry("", name, getattr(layers, name)) for name in layers.__all__),
+        "## normwise.functional",
+        *(_entry("functional.", name, getattr(functional, name)) for name in functional.__all__),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _index(module: Any) -> str:
+    name = module.__name__
+    rows = [f"| {_code(each)} | {_title(getattr(module, each))} |" for each in module.__all__]
+    return "\n".join([f"| {name} | |", "|---|---|", *rows])
+
+
+def _title(thing: object) -> str:
+    if not callable(thing):
+        return "the norm of each model family, by name"
+    return _cell(_sections(thing)[""].split("\n\n")[0].split("; ")[0])
+
+
+def _entry(home: str, name: str, thing: Any) -> str:
+    """Return the section of one layer or function."""
+    if not callable(thing):
+        known = ", ".join(f"`{each}`" for each in sorted(thing))
+        return f"### {home}{name}\n\nA dict from names to `NormSpec`, see [the table](which-norm.md#families): {known}."
+    parts = [f"### {home}{name}", f"```python\n{name}{_call(thing)}\n```", _described(thing)]
+    if inspect.isclass(thing):
+        parts += _methods(thing)
+    return "\n\n".join(parts)
+
+
+def _described(thing: Any) -> str:
+    sections = _sections(thing)
+    parts = [_markdown(sections.pop("")).strip()]
+    for title, body in sections.items():
+        if title == "Args":
+            parts.append(_arguments(thing, body))
+        elif title == "Examples":
+            parts.append(f"```pycon\n{body}\n```")
+        elif title == "Raises":
+            lines = [f"- `{kind}`: {_markdown(why)}" for kind, why in _items(body)]
+            parts.append("\n".join(["Raises:", "", *lines]))
+        else:
+            parts.append(f"{title}: {_markdown(' '.join(body.split()))}")
+    return "\n\n".join(parts)
+
+
+def _sections(thing: object) -> dict[str, str]:
+    """Return the parts of a docstring by their titles; the text before them has none."""
+    found = re.split(r"^(Args|Shape|Returns|Raises|Examples|References):\n", inspect.getdoc(thing) or "", flags=re.M)
+    bodies = [inspect.cleandoc("\n" + body) for body in found[2::2]]
+    return {"": found[0].strip(), **dict(zip(found[1::2], bodies, strict=True))}
+
+
+def _items(body: str) -> Iterator[tuple[str, str]]:
+    """Return the names and texts of an ``Args`` or ``Raises`` section."""
+    for item in re.split(r"\n(?=\S)", body):
+        name, _, text = item.partition(":")
+        yield name, " ".join(text.split())
+
+
+def _arguments(thing: Any, body: str) -> str:
+    defaults = {name: _default(each) for name, each in inspect.signature(thing).parameters.items()}
+    rows = [f"| `{name}` | {defaults[name]} | {_cell(text)} |" for name, text in _items(body)]
+    return "\n".join(["| argument | default | |", "|---|---|---|", *rows])
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    if parameter.default is parameter.empty:
+        return ""
+    return "its own convention" if isinstance(parameter.default, NormSpec) else f"`{parameter.default!r}`"
+
+
+def _call(thing: Any) -> str:
+    """Return a signature without types; a default that is a whole spec is ``...``."""
+    signature = inspect.signature(thing)
+    plain = [
+        each.replace(annotation=each.empty, default=... if isinstance(each.default, NormSpec) else each.default)
+        for name, each in signature.parameters.items()
+        if name != "self"
+    ]
+    call = str(inspect.Signature(plain)).replace("Ellipsis", "...")
+    return call if len(call) < 100 else "(\n    " + ",\n    ".join(call[1:-1].split(", ")) + ",\n)"
+
+
+def _methods(layer: type) -> list[str]:
+    """Return how a layer is called, and its further methods."""
+    forward = inspect.getattr_static(layer, "forward")
+    parts = [f"Called as `layer{_call(forward).replace(chr(10) + '    ', ' ')}`: {_cell(_sections(forward)[''])}"]
+    if "Args" in _sections(forward):
+        parts.append(_arguments(forward, _sections(forward)["Args"]))
+    further = [name for name in ("convert", "from_batch_norm", "like", "reset_running_stats") if hasattr(layer, name)]
+    if "spec" not in inspect.signature(layer).parameters:  # of a kind that no family has
+        further = [name for name in further if name != "like"]
+    lines = [f"- `{name}{_call(getattr(layer, name))}`: {_title(getattr(layer, name))}" for name in further]
+    return [*parts, "\n".join(lines)] if lines else parts
+
+
+def _markdown(text: str) -> str:
+    """Return prose of a docstring for a page: code in single backticks, stars outside it escaped, names linked."""
+    pieces = re.split(r"``(.+?)``", text)
+    return "".join(_code(piece) if i % 2 else piece.replace("*", r"\*") for i, piece in enumerate(pieces))
+
+
+def _code(name: str) -> str:
+    """Return a name as code, with a link where this page has a section for it."""
+    homes = (("", layers), ("functional", functional))
+    anchors = [f"#{home}{name.lower()}" for home, module in homes if name in module.__all__]
+    return f"[`{name}`]({anchors[0]})" if anchors else f"`{name}`"
+
+
+def _cell(text: str) -> str:
+    return _markdown(" ".join(text.split())).replace("|", r"\|")
+
+
+def family_table(header: str) -> str:
+    """Return the conventions of ``FAMILIES``, the families that share one in a row."""
+    groups: dict[NormSpec, list[str]] = {}
+    for name in sorted(layers.FAMILIES):
+        groups.setdefault(layers.FAMILIES[name], []).append(name)
+    rows = [f"| {', '.join(f'`{name}`' for name in names)} | {_family(spec)} |" for spec, names in groups.items()]
+    return "\n".join([f"| {' | '.join(header.split(', '))} |", "|---" * 7 + "|", *rows])
+
+
+def _family(spec: NormSpec) -> str:
+    gain = {Weight.NONE: "-", Weight.SCALAR: "scalar"}.get(spec.weight, "w")
+    gain = f"{number(spec.weight_offset)} + {gain}" if spec.weight_offset else gain
+    eps = "finfo" if spec.eps is None else number(spec.eps)
+    named = {"axes", "center", "statistic", "eps", "weight", "weight_offset", "bias", "cast", "out_dtype"}
+    usual = NormSpec(scope=Scope.HIDDEN)
+    others = [each.name for each in fields(NormSpec) if each.name not in named]
+    differing = [name for name in others if getattr(spec, name) != getattr(usual, name)]
+    cells = [
+        f"{'gated ' * (spec.gate is not Gate.NONE)}{spec.kind}",
+        eps,
+        gain + ", b" * spec.bias,
+        "" if spec.cast is Cast.NONE else f"`{spec.cast}`",
+        f"`{spec.out_dtype or 'input'}`",
+        ", ".join(f"`{name}={getattr(spec, name)}`" for name in differing),
+    ]
+    return " | ".join(cells)
+
+
+def differences_page() -> str:
+    """Return what torch gets wrong, from the rows that the tests run on torch's layers and on ours."""
+    rows = runpy.run_path(str(DOCS.parent / "tests" / "layers" / "torch_differences.py"))["DIFFERENCES"]
+    lines = [f"| {_cell(row.what)} | {_value(row.torch)} | {_right(row.exact, row.within)} |" for row in rows]
+    return "\n".join(
+        [
+            "# Where torch differs",
+            "",
+            "Measured with torch 2.13 on a CPU, one thread. The tests run each row on torch's layer and on ours of",
+            "the same name, and fail where torch has changed. Its wrong sums grow with the number of threads, its",
+            "errors depend on the order of additions. Ours are within 1e-6 of the exact value unless the row says",
+            "otherwise. Written by `docs/generate.py` from",
+            "[torch_differences.py](../tests/layers/torch_differences.py).",
+            "",
+            "| what | torch | exact, and normwise |",
+            "|---|---|---|",
+            *lines,
+            "",
+        ]
+    )
+
+
+def _value(value: float | str) -> str:
+    return f"`{value}`" if isinstance(value, str) else number(value, 5)
+
+
+def _right(exact: float | str, within: float) -> str:
+    return _value(exact) + (f" ± {number(within)}" if within > 1e-6 else "")
+
+
+def guide(name: str, header: str) -> str:
+    """Return a guide with its table of families made anew."""
+    before, _, rest = (DOCS / name).read_text("utf-8").partition("<!-- families -->\n")
+    after = rest.partition("<!-- /families -->")[2]
+    return f"{before}<!-- families -->\n{family_table(header)}\n<!-- /families -->{after}"
+
+
 def pages() -> dict[Path, str]:
     """Return every generated page by its path."""
     return {
         DOCS / "cli.md": cli_page(),
+        DOCS / "layers.md": layers_page(),
+        DOCS / "torch-differences.md": differences_page(),
+        **{DOCS / name: guide(name, header) for name, header in GUIDES.items()},
         **{DOCS / "rules" / f"{name}.md": text for name, text in rule_pages().items()},
     }
 

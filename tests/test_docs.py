@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import json
 import re
+import runpy
 import shlex
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -16,8 +18,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
-from normwise import errors
+from normwise import errors, functional, layers
 from normwise._parts import page_title
 from normwise.checkup import Basis, Finding, Report, Severity, rules
 from normwise.checkup.finding import NotChecked
@@ -25,14 +28,17 @@ from normwise.checkup.report import Cost
 from normwise.cli import commands, main
 from normwise.facts.records import Break, Evidence, NormSite, Place, Placement, ProfileRow, Stack, StackKind, Sublayer
 from normwise.models.demo import DEMOS
-from normwise.spec import Cast, Gate, Kind, Modulation, NormSpec, Scope, Statistic, Weight, Wiring
+from normwise.spec import Cast, Form, Gate, Kind, Modulation, NormSpec, Scope, Statistic, Weight, Wiring
 from normwise.targets import KINDS, InputsFrom, Target, Weights
 from normwise.targets.packages import PACKAGES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README, README_ZH = "README.md", "README.zh-CN.md"
-TWINS = [(README, README_ZH), *((f"docs/{n}.md", f"docs/{n}.zh-CN.md") for n in ("how-it-works", "glossary"))]
+TWINS = [
+    (README, README_ZH),
+    *((f"docs/{n}.md", f"docs/{n}.zh-CN.md") for n in ("how-it-works", "glossary", "which-norm")),
+]
 PAGES = [README, README_ZH, *sorted(str(path.relative_to(ROOT)) for path in DOCS.rglob("*.md"))]
 RULES = sorted(rules.all_rules().items(), key=lambda item: item[1].CODE)
 CODES = [part.CODE for _, part in RULES]
@@ -131,9 +137,61 @@ def test_every_word_of_a_report_is_explained_in_both_languages(stem: str, suffix
     assert wanted - code_words(page(stem + suffix)) == set()
 
 
-@pytest.mark.parametrize("enum", [Scope, Statistic, Weight, Cast, Gate, Modulation], ids=lambda enum: enum.__name__)
+@pytest.mark.parametrize(
+    "enum", [Scope, Statistic, Weight, Cast, Form, Gate, Modulation], ids=lambda enum: enum.__name__
+)
 def test_every_value_of_a_spec_is_documented(enum: type[StrEnum]) -> None:
     assert {str(word) for word in enum} - code_words(page("docs/python-api.md")) == set()
+
+
+LAYERS = [*layers.__all__, *(f"functional.{name}" for name in functional.__all__)]
+
+
+def layer_section(name: str) -> str:
+    return page("docs/layers.md").split(f"\n### {name}\n")[1].split("\n### ")[0].split("\n## ")[0]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_and_function_is_explained_with_an_example(name: str) -> None:
+    thing = getattr(layers, name, None) or getattr(functional, name.removeprefix("functional."))
+    if callable(thing):
+        assert len(layer_section(name).split("```pycon\n")) == 2
+        assert undocumented(name) == set()
+    else:
+        assert set(thing) - code_words(layer_section(name)) == set()
+
+
+def undocumented(name: str) -> set[str]:
+    """The arguments that neither the section of a layer explains nor those that it points to."""
+    thing = getattr(layers, name, None) or getattr(functional, name.removeprefix("functional."))
+    pointed = re.findall(r"(?:see|as in) \[`(\w+)`\]\(#(functional)?", layer_section(name))
+    sections = [name, *("functional." * bool(home) + other for other, home in pointed)]
+    explained = {word for each in sections for word in re.findall(r"^\| `(\w+)` \|", layer_section(each), flags=re.M)}
+    return set(inspect.signature(thing).parameters) - explained
+
+
+@pytest.mark.parametrize("name", [name for name in layers.__all__ if inspect.isclass(getattr(layers, name))])
+def test_every_layer_is_shown_at_work_in_the_guide(name: str) -> None:
+    code = "".join(code for _, code in _RUNNABLE.findall(page("docs/which-norm.md")))
+    assert re.search(rf"\b{name}\b[(,:.]", "".join(code.splitlines(keepends=True)))
+
+
+def test_every_family_is_in_the_table_of_families_once() -> None:
+    table = page("docs/which-norm.md").split("<!-- families -->")[1].split("<!-- /families -->")[0]
+    names = [name for row in table.splitlines()[3:] for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    assert sorted(names) == sorted(layers.FAMILIES)
+
+
+def test_the_guide_gives_the_figures_of_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "norms_of_one_name.py"), run_name="__main__")
+    measured = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    section = page("docs/which-norm.md").split("\n## What differs")[1].split("\n## ")[0]
+    rows = {row[0].strip("| `"): row[2] for line in section.splitlines() if len(row := line.split(" | ")) == 3}
+    assert set(measured) == set(rows) - {"field of `NormSpec"}
+    number = r"\d+\.\d+|\d+(?= %)|float32|bfloat16"
+    for field, figures in measured.items():
+        told = iter(re.findall(number, rows[field]))
+        assert all(figure in told for figure in re.findall(number, figures)), field
 
 
 # -- the tables of rules ------------------------------------------------------------------------
@@ -235,20 +293,33 @@ def runnable() -> list[tuple[str, str, str]]:
     return [(name, kind or "", code) for name in PAGES for kind, code in _RUNNABLE.findall(page(name))]
 
 
-SCRIPTS = [(name, code) for name, kind, code in runnable() if not kind.endswith(".py")]
+SCRIPTS = [(name, kind, code) for name, kind, code in runnable() if not kind.endswith(".py")]
 
 
 def test_the_pages_have_code_to_run() -> None:
-    assert {name for name, _ in SCRIPTS} == {README, README_ZH, "docs/python-api.md"}
+    guides = {"docs/which-norm.md", "docs/which-norm.zh-CN.md"}
+    assert {name for name, _, _ in SCRIPTS} == {README, README_ZH, "docs/python-api.md", *guides}
 
 
-@pytest.mark.parametrize(("name", "code"), [pair for pair in SCRIPTS if pair[0] != README_ZH], ids=lambda x: x[:20])
+@pytest.fixture
+def settings_of_torch() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+# the Chinese pages have the same code, see TestTwins
+@pytest.mark.usefixtures("settings_of_torch")
+@pytest.mark.parametrize(
+    ("name", "kind", "code"), [script for script in SCRIPTS if ".zh-CN" not in script[0]], ids=lambda x: x[:20]
+)
 def test_the_python_of_a_page_runs(
-    name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, kind: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(code, name, "exec"), {"__name__": "__main__"})
-    if name == README:
+    if kind == "prints":
         shown = next(text for language, text in _FENCE.findall(page(name)) if language == "text")
         assert capsys.readouterr().out == shown
         assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

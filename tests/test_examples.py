@@ -46,6 +46,24 @@ def test_the_missing_final_norm_is_found_and_gone_with_the_fix(run) -> None:
     assert fixed == "with norm=nn.LayerNorm(64): pre-norm, 4 blocks, final norm: True"
 
 
+def test_norms_of_one_name_are_told_apart_by_their_figures(run) -> None:
+    figures = {line.split()[0]: line.split()[1:] for line in run("norms_of_one_name.py").splitlines()}
+    trained, in_llama = (float(each) for each in figures["weight_offset"])
+    assert trained > 9 * in_llama  # a gain of 1.0 read as 0.1
+    inside, outside = (float(each) for each in figures["eps_inside"])
+    assert inside == pytest.approx(1e-3 / (1e-6 + 1e-5) ** 0.5, rel=0.02)
+    assert outside == pytest.approx(1e-3 / (1e-3 + 1e-5), rel=0.01)
+    assert float(figures["biased"][0]) == pytest.approx(0.75**0.5, abs=1e-3)
+    assert figures["out_dtype"] == ["float32", "bfloat16"]
+    assert figures["stats_dtype"] == ["0.00", "1.00"]
+
+
+def test_two_processes_normalize_as_one(run) -> None:
+    apart = {line.partition(":")[0]: float(line.split()[-2]) for line in run("sync_batch_norm.py").splitlines()}
+    assert set(apart) == {"outputs", "input gradients", "running variance"}
+    assert max(apart.values()) <= 1e-12
+
+
 def test_the_architectures_are_told_apart(run) -> None:
     pytest.importorskip("transformers")
     rows = [line.split() for line in run("map_transformers.py").splitlines()]
