@@ -332,9 +332,7 @@ CASES: dict[str, Case] = {
     "InstanceNorm2d mask": instances(
         layers.InstanceNorm2d, CHANNELS, affine=True, inputs=images, operands=partial(mask_of, (3, 2))
     ),
-    "InstanceNorm3d": instances(
-        layers.InstanceNorm3d, CHANNELS, affine=True, inputs=volumes, twin=nn.InstanceNorm3d
-    ),
+    "InstanceNorm3d": instances(layers.InstanceNorm3d, CHANNELS, affine=True, inputs=volumes, twin=nn.InstanceNorm3d),
     "L2Norm": case(layers.L2Norm, inputs=tokens, formula=length),
     "LayerNorm": hidden(layers.LayerNorm, FEATURES, twin=nn.LayerNorm),
     "LayerNorm two axes, no bias": hidden(layers.LayerNorm, (4, FEATURES), bias=False, twin=nn.LayerNorm),
@@ -349,16 +347,14 @@ CASES: dict[str, Case] = {
     "Norm eps outside, unbiased": case(layers.Norm, OUTSIDE, FEATURES, inputs=tokens, formula=by_spec),
     "PartialRMSNorm": hidden(layers.PartialRMSNorm, FEATURES, 0.5),
     "QKNorm": case(layers.QKNorm, FEATURES, inputs=heads, formula=per_head),
-    "QKNorm all heads": case(
-        layers.QKNorm, FEATURES, 4, 2, over="all_heads", inputs=heads, formula=over_heads
-    ),
+    "QKNorm all heads": case(layers.QKNorm, FEATURES, 4, 2, over="all_heads", inputs=heads, formula=over_heads),
     "RMSNorm": hidden(layers.RMSNorm, FEATURES, twin=nn.RMSNorm),
     "RMSNorm unit offset": hidden(layers.RMSNorm, FEATURES, add_unit_offset=True),
     "RMSNorm llama": hidden(layers.RMSNorm, FEATURES, spec=layers.FAMILIES["llama"], half_roundings=2),
     "ScaleNorm": hidden(layers.ScaleNorm, FEATURES),
     # without a process group; with one: test_sync_batch_norm
     "SyncBatchNorm": batched(layers.SyncBatchNorm, CHANNELS, inputs=images, twin=nn.SyncBatchNorm),
-}  # fmt: skip
+}
 BY_LAYER = {name: CASES[name] for name in CASES if name == CASES[name].layer.__name__}
 
 

@@ -23,6 +23,10 @@ class BatchNorm(BatchModule):
     leaves its running statistics alone, one with a single element leaves the variance. Under activation
     checkpointing (both modes) running statistics move once, not again in the recomputation.
 
+    Inside ``torch.func`` transforms a training forward pass needs its running statistics as arguments, one set a
+    sample under vmap: ``functional_call(norm, (parameters, buffers), x)``. Torch refuses to change captured ones
+    and raises; in eval mode, or with ``track_running_stats=False``, nothing is changed.
+
     Args:
         num_features: C, channels.
         eps: added to the variance.
