@@ -155,8 +155,6 @@ def _methods(layer: type) -> list[str]:
     if "Args" in _sections(forward):
         parts.append(_arguments(forward, _sections(forward)["Args"]))
     further = [name for name in ("convert", "from_batch_norm", "like", "reset_running_stats") if hasattr(layer, name)]
-    if "spec" not in inspect.signature(layer).parameters:  # of a kind that no family has
-        further = [name for name in further if name != "like"]
     lines = [f"- `{name}{_call(getattr(layer, name))}`: {_title(getattr(layer, name))}" for name in further]
     return [*parts, "\n".join(lines)] if lines else parts
 

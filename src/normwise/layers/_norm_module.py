@@ -14,7 +14,7 @@ from normwise.functional.hidden import trailing
 from normwise.layers.families import family_spec
 from normwise.spec import NormSpec, Weight
 
-__all__ = ["HiddenModule", "NormModule"]
+__all__ = ["FamilyModule", "HiddenModule", "NormModule"]
 
 # Shown by the layer in torch's own words, or said by its name.
 _TOLD = frozenset({"axes", "eps", "bias", "weight", "running", "momentum", "groups", "scope"})
@@ -95,6 +95,21 @@ class HiddenModule(NormModule):
         shape = () if spec.weight is Weight.SCALAR else self.normalized_shape
         self._register_affine(shape, weight=self.elementwise_affine, bias=bias, device=device, dtype=dtype)
 
+    def _check(self, input: torch.Tensor) -> None:
+        check_floating(input, type(self).__name__)
+        check_trailing(input, self.normalized_shape, type(self).__name__)
+
+    def extra_repr(self) -> str:
+        """Return torch's words, and what differs from the usual convention of this layer."""
+        told = [f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"]
+        if self.usual.bias:
+            told.append(f"bias={self.bias is not None}")
+        return ", ".join(told + self._convention())
+
+
+class FamilyModule(HiddenModule):
+    """A norm over the trailing axes that takes any convention of its kind; abstract."""
+
     @classmethod
     def like(
         cls,
@@ -110,14 +125,3 @@ class HiddenModule(NormModule):
             ValueError: no such family, or one whose norm is of another kind.
         """
         return cls(normalized_shape, eps, device=device, dtype=dtype, spec=family_spec(family, cls.usual))
-
-    def _check(self, input: torch.Tensor) -> None:
-        check_floating(input, type(self).__name__)
-        check_trailing(input, self.normalized_shape, type(self).__name__)
-
-    def extra_repr(self) -> str:
-        """Return torch's words, and what differs from the usual convention of this layer."""
-        told = [f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"]
-        if self.usual.bias:
-            told.append(f"bias={self.bias is not None}")
-        return ", ".join(told + self._convention())

@@ -9,13 +9,13 @@ import torch
 
 from normwise import kernels
 from normwise.functional.hidden import LAYER, RMS, add_residual
-from normwise.layers._norm_module import HiddenModule
+from normwise.layers._norm_module import FamilyModule, HiddenModule
 from normwise.spec import NormSpec
 
 __all__ = ["AddLayerNorm", "AddRMSNorm"]
 
 
-class AddRMSNorm(HiddenModule):
+class AddRMSNorm(FamilyModule):
     """Compute r = x + residual and RMSNorm(r), and return both.
 
     With ``residual_dtype=torch.float32`` the stream stays in float32 beside bfloat16 sublayers, whose small
@@ -71,7 +71,7 @@ class AddRMSNorm(HiddenModule):
         return super().extra_repr() + _stream(self.residual_dtype)
 
 
-class AddLayerNorm(HiddenModule):
+class AddLayerNorm(FamilyModule):
     """Compute r = x + residual and LayerNorm(r), and return both; see ``AddRMSNorm``.
 
     Args:

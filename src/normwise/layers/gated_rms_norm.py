@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from normwise import kernels
-from normwise.layers._norm_module import HiddenModule
+from normwise.layers._norm_module import FamilyModule
 from normwise.spec import Cast, Gate, NormSpec, Scope
 
 __all__ = ["GatedRMSNorm"]
@@ -15,7 +15,7 @@ __all__ = ["GatedRMSNorm"]
 _GATED = NormSpec(eps=1e-6, gate=Gate.AFTER, cast=Cast.AFTER_WEIGHT)
 
 
-class GatedRMSNorm(HiddenModule):
+class GatedRMSNorm(FamilyModule):
     """Compute RMSNorm(x) * act(z), or RMSNorm(x * act(z)) with ``norm_before_gate=False``.
 
     With the gate first, large gates change the statistic: the two orders are different functions, and a

@@ -8,13 +8,13 @@ import torch
 
 from normwise import kernels
 from normwise.functional.hidden import LAYER
-from normwise.layers._norm_module import HiddenModule
+from normwise.layers._norm_module import FamilyModule
 from normwise.spec import NormSpec
 
 __all__ = ["LayerNorm"]
 
 
-class LayerNorm(HiddenModule):
+class LayerNorm(FamilyModule):
     """Compute weight * (x - mean) / sqrt(var + eps) + bias over the trailing axes.
 
     Takes the place of ``torch.nn.LayerNorm``: same arguments, same state dict, same values to the bit. In half

@@ -9,13 +9,13 @@ import torch
 
 from normwise import kernels
 from normwise.functional.hidden import RMS
-from normwise.layers._norm_module import HiddenModule
+from normwise.layers._norm_module import FamilyModule
 from normwise.spec import NormSpec
 
 __all__ = ["RMSNorm"]
 
 
-class RMSNorm(HiddenModule):
+class RMSNorm(FamilyModule):
     """Compute weight' * x / sqrt(mean(x^2) + eps) over the trailing axes; weight' is weight, or 1 + weight.
 
     Takes the place of ``torch.nn.RMSNorm``: same arguments, same state dict. Model families disagree on whether
