@@ -41,12 +41,22 @@ def torch_layer_norm(
     g, b = (gain, bias) if inside else (None, None)
     power = power_of_two(spec, x.dtype, h)
     wide_g, wide_b = (None if each is None else each.to(h.dtype) for each in (g, b))
-    y = F.layer_norm(h if power is None else h * power, shape, wide_g, wide_b, eps)
+    y = _layer_norm(h if power is None else h * power, shape, wide_g, wide_b, eps)
     if spec.cast in (Cast.NONE, Cast.BEFORE_WEIGHT) and x.dtype != h.dtype:
         y = y.to(x.dtype)
         if not torch.compiler.is_compiling():
             y = _with_value_of_half_kernel(y, x, shape, g, b, eps, power)
     return y if inside else affine(y, gain, bias)
+
+
+def _layer_norm(
+    h: torch.Tensor, shape: tuple[int, ...], gain: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    if gain is not None or bias is None:
+        return F.layer_norm(h, shape, gain, bias, eps)
+    # torch raises in the second derivative of a shift without a gain: its value, the gradient of a sum
+    y = F.layer_norm(h, shape, None, None, eps) + bias
+    return F.layer_norm(h.detach(), shape, None, bias.detach(), eps) + (y - y.detach())
 
 
 def _with_value_of_half_kernel(
@@ -64,8 +74,10 @@ def _with_value_of_half_kernel(
     the other side; its backward sums the gradients of gain and bias in half precision, which ends at 256.
     """
     parameters = [None if each is None else each.detach() for each in (gain, bias)]
-    if x.device.type != "cpu":  # only the CPU kernel takes float32 parameters beside a half-precision input
-        parameters = [None if each is None else each.to(x.dtype) for each in parameters]
+    # torch wants one dtype; only the CPU kernel takes float32 parameters beside a half-precision input
+    mixed = any(each is not None and each.dtype is not x.dtype for each in parameters)
+    dtype = torch.float32 if mixed and x.device.type == "cpu" else x.dtype
+    parameters = [None if each is None else each.to(dtype) for each in parameters]
     value = F.layer_norm(x.detach(), shape, *parameters, eps)
     same = value + (y - y.detach())
     return same if power is None else torch.where(power == 1, same, y)

@@ -11,6 +11,8 @@ from normwise.layers.batch_norm import BatchNorm3d as BatchNorm3d
 from normwise.layers.centered_rms_norm import CenteredRMSNorm as CenteredRMSNorm
 from normwise.layers.channel_norm import ChannelLayerNorm as ChannelLayerNorm
 from normwise.layers.channel_norm import ChannelRMSNorm as ChannelRMSNorm
+from normwise.layers.convention import convention_of as convention_of
+from normwise.layers.convention import families_of as families_of
 from normwise.layers.derf import Derf as Derf
 from normwise.layers.dynamic_tanh import DynamicTanh as DynamicTanh
 from normwise.layers.families import FAMILIES as FAMILIES
@@ -65,5 +67,7 @@ __all__ = [
     "RMSNorm",
     "ScaleNorm",
     "SyncBatchNorm",
+    "convention_of",
+    "families_of",
     "update_statistics",
 ]
