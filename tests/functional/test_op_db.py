@@ -7,6 +7,7 @@ finite differences in float64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -182,6 +183,44 @@ def test_values_gradients_and_statistics_are_as_near_to_float64_as_those_of_torc
     for number, sample in enumerate(served(op, dtype)):
         told += [f"{number}: {each}" for each in differences(OURS[name], op.op, sample, dtype)]
     assert told == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["nn.functional.layer_norm", "native_layer_norm", "nn.functional.rms_norm"])
+def test_outputs_over_hidden_axes_equal_those_of_torch_to_the_bit(
+    operators: dict[str, Any], name: str, dtype: torch.dtype
+) -> None:
+    for sample in served(operators[name], dtype):
+        if math.prod(sample.args[0]) == 1 and dtype.itemsize == 2:
+            continue  # of one element torch returns rounding instead of 0, see ``torch_differences``
+        ours, theirs = (Call(sample, dtype).outputs(each)[0] for each in (OURS[name], operators[name].op))
+        assert torch.equal(ours, theirs)
+
+
+@named
+def test_second_derivatives_are_those_of_torch(operators: dict[str, Any], name: str) -> None:
+    for sample in served(operators[name]):
+        theirs = with_unit_gain if name == "native_layer_norm" and sample.args[1] is None else operators[name].op
+        ours, theirs = (curvature(each, sample) for each in (OURS[name], theirs))
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def with_unit_gain(x: Tensor, shape: tuple[int, ...], weight: None, bias: Tensor | None, eps: float) -> Outputs:
+    """Return torch's layer norm with a gain of ones, where torch cannot differentiate a shift alone twice."""
+    return torch.native_layer_norm(x, shape, torch.ones(shape, dtype=x.dtype), bias, eps)
+
+
+def curvature(function: Function, sample: Any) -> Outputs:
+    """Return the derivatives of a direction of the first gradients, by the same tensors and the upstream gradient."""
+    call = Call(sample, torch.float64)
+    leaves = [each for each in call.tensors if each.requires_grad]
+    y = call.outputs(function)[0]
+    torch.manual_seed(3)
+    upstream = torch.randn_like(y).requires_grad_()
+    first = torch.autograd.grad(y, leaves, upstream, create_graph=True)
+    wanted, along = [*leaves, upstream], [torch.randn_like(each) for each in first]
+    found = torch.autograd.grad(first, wanted, along, allow_unused=True)
+    return tuple(torch.zeros_like(at) if each is None else each for at, each in zip(wanted, found, strict=True))
 
 
 @named

@@ -117,6 +117,16 @@ def test_outputs_gradients_and_state_are_as_near_to_float64_as_those_of_torch(
     assert told == []
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_outputs_over_hidden_axes_equal_those_of_torch_to_the_bit(
+    infos: dict[str, Any], name: str, dtype: torch.dtype
+) -> None:
+    for sample in samples(infos[name], True):
+        for ours, theirs, _ in passes(Twins(name, sample, dtype, True)):
+            assert torch.equal(ours["y"], theirs["y"])
+
+
 @named
 def test_no_sample_is_left_out(infos: dict[str, Any], name: str) -> None:
     assert [len(samples(infos[name], training)) for training in (True, False)] == [SAMPLES[name]] * 2

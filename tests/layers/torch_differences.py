@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from normwise import layers
-from normwise.functional import lp_norm
+from normwise.functional import layer_norm, lp_norm
 
 __all__ = ["DIFFERENCES", "OURS", "TORCH", "Difference", "Home"]
 
@@ -25,14 +25,15 @@ Value = float | str  # a str is the name of an exception
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where layers and the function that divides by a p-norm come from."""
+    """Where layers and functions come from."""
 
     layers: ModuleType
-    normalize: Callable[..., torch.Tensor]
+    layer_norm: Callable[..., torch.Tensor]
+    normalize: Callable[..., torch.Tensor]  # by a p-norm
 
 
-TORCH = Home(nn, torch_functional.normalize)
-OURS = Home(layers, lp_norm)
+TORCH = Home(nn, torch_functional.layer_norm, torch_functional.normalize)
+OURS = Home(layers, layer_norm, lp_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,13 @@ def weight_gradient_of_one_element(home: Home) -> float:
     layer = home.layers.LayerNorm(1)
     layer(torch.tensor([[0.1], [0.7], [3.3]])).backward(torch.ones(3, 1))
     return layer.weight.grad.item()
+
+
+def second_derivative_of_a_shift_alone(home: Home) -> float:
+    x, shift = torch.tensor([0.0, 1.0, 3.0], requires_grad=True), torch.zeros(3, requires_grad=True)
+    y = home.layer_norm(x, (3,), None, shift)
+    of_x, of_shift = torch.autograd.grad(y.pow(2)[0], (x, shift), create_graph=True)
+    return torch.autograd.grad(of_x[0] + of_shift[0], x)[0][0].item()
 
 
 def first(make: Callable[[Home], nn.Module], x: torch.Tensor) -> Callable[[Home], float]:
@@ -160,6 +168,10 @@ def _layer(size: int, eps: float = 1e-5) -> Callable[[Home], nn.Module]:
     return lambda home: home.layers.LayerNorm(size, eps)
 
 
+def _one_in_brain(home: Home) -> nn.Module:
+    return home.layers.LayerNorm(1, dtype=torch.bfloat16)
+
+
 def _rms(size: int, eps: float | None = None) -> Callable[[Home], nn.Module]:
     return lambda home: home.layers.RMSNorm(size, eps)
 
@@ -186,6 +198,16 @@ DIFFERENCES = (
     Difference("LayerNorm under CPU autocast: bias gradient", bias_gradient_under_autocast, 256.0, 16384.0, 1.0),
     Difference("LayerNorm bfloat16, 4096 x 768: error of dweight", error_of_weight_gradient, 0.07, 0.0, 0.004),
     Difference("LayerNorm of one element: weight gradient", weight_gradient_of_one_element, 2.8e-5, 0.0, 0.0),
+    Difference(
+        "layer_norm, bias alone: second derivative", second_derivative_of_a_shift_alone, "RuntimeError", 0.14329875
+    ),
+    Difference(
+        "LayerNorm of one element, bfloat16",
+        first(_one_in_brain, torch.full((1, 1), 100.3, dtype=BRAIN)),
+        -4e-4,
+        0.0,
+        0.0,
+    ),
     # Squares that overflow.
     Difference("LayerNorm of a row of 2e19", first(_layer(4), torch.full((1, 4), 2e19)), float("nan"), 0.0),
     Difference("LayerNorm of (1, -1, 3, -3) 1e20", first(_layer(4), FAR), 0.0, FAR_NORMALIZED),
