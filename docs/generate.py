@@ -127,7 +127,7 @@ def _items(body: str) -> Iterator[tuple[str, str]]:
 def _arguments(thing: Any, body: str) -> str:
     defaults = {name: _default(each) for name, each in inspect.signature(thing).parameters.items()}
     rows = [f"| `{name}` | {defaults[name]} | {_cell(text)} |" for name, text in _items(body)]
-    return "\n".join(["| argument | default | |", "|---|---|---|", *rows])
+    return "\n".join(["| argument | default | meaning |", "|---|---|---|", *rows])
 
 
 def _default(parameter: inspect.Parameter) -> str:
@@ -160,9 +160,10 @@ def _methods(layer: type) -> list[str]:
 
 
 def _markdown(text: str) -> str:
-    """Return prose of a docstring for a page: code in single backticks, stars outside it escaped, names linked."""
+    """Return prose of a docstring for a page: code in single backticks, names linked, single stars escaped."""
     pieces = re.split(r"``(.+?)``", text)
-    return "".join(_code(piece) if i % 2 else piece.replace("*", r"\*") for i, piece in enumerate(pieces))
+    star = re.compile(r"(?<!\*)\*(?!\*)")
+    return "".join(_code(piece) if i % 2 else star.sub(r"\*", piece) for i, piece in enumerate(pieces))
 
 
 def _code(name: str) -> str:
