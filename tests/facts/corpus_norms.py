@@ -652,7 +652,7 @@ def _partial(n: Hand, x: Tensor) -> Tensor:
     return x.double() / root * n.weight.double()
 
 
-@norm(kind="other", unknown=True, weight="vector", formula=_partial)
+@norm(**{**RMS, **HAND, "partial": 0.25}, formula=_partial)
 def rms_partial(n: Hand, x: Tensor) -> Tensor:
     """pRMSNorm: the statistic of the first quarter divides the whole row."""
     return x * torch.rsqrt(x[..., :6].pow(2).mean(-1, keepdim=True) + 1e-6) * n.weight
@@ -1167,6 +1167,176 @@ def rms_filter_response(n: Hand, x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean((2, 3), keepdim=True) + n.eps) * n.weight + n.bias
 
 
+# Norms with safeguards: steps that change nothing on ordinary rows
+
+
+@norm(**RMS, **HAND)
+def rms_power_of_two(n: Hand, x: Tensor) -> Tensor:
+    """Rows too large to be squared are brought into range by an exact power of two."""
+    exponent = torch.linalg.vector_norm(x.detach(), math.inf, -1, keepdim=True).log2().floor()
+    y = x * torch.exp2(40 - exponent.clamp_min(40))
+    return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + n.eps) * n.weight
+
+
+@norm(**RMS, **HAND)
+def rms_divided_when_large(n: Hand, x: Tensor) -> Tensor:
+    """The same with a maximum and a division."""
+    y = x / (x.abs().amax(-1, keepdim=True) / 1e4).clamp(min=1.0)
+    return n.weight * (y / torch.sqrt(y.pow(2).mean(-1, keepdim=True) + n.eps))
+
+
+@norm(**RMS, **HAND)
+def rms_factor_chosen(n: Hand, x: Tensor) -> Tensor:
+    """The same with a comparison."""
+    largest = x.abs().max(-1, keepdim=True).values
+    y = torch.where(largest > 1e15, 1e-10, torch.ones_like(largest)) * x
+    return n.weight * (y * (y.pow(2).mean(-1, keepdim=True) + n.eps).rsqrt())
+
+
+@norm(**LAYER, **HAND)
+def layer_row_chosen(n: Hand, x: Tensor) -> Tensor:
+    """Huge rows are divided by their largest element, the others taken as they are."""
+    largest = x.abs().amax(-1, keepdim=True)
+    y = torch.where(largest > 1e10, x / largest, x)
+    c = y - y.mean(-1, keepdim=True)
+    return c * torch.rsqrt(c.square().mean(-1, keepdim=True) + n.eps) * n.weight + n.bias
+
+
+@norm(**LAYER, **HAND)
+def layer_all_chosen(n: Hand, x: Tensor) -> Tensor:
+    """One question for the whole tensor."""
+    y = torch.where((x.abs() > 1e12).any(), x * 1e-12, x)
+    c = y - y.mean(-1, keepdim=True)
+    return c / (c.square().mean(-1, keepdim=True) + n.eps).sqrt() * n.weight + n.bias
+
+
+@norm(**LAYER, **HAND)
+def layer_compensated(n: Hand, x: Tensor) -> Tensor:
+    """The rounding of the mean is taken back by a second mean."""
+    c = x - x.mean(-1, keepdim=True)
+    c = c - c.mean(-1, keepdim=True)
+    return c * torch.rsqrt(c.square().mean(-1, keepdim=True) + n.eps) * n.weight + n.bias
+
+
+@norm(**LAYER, **HAND)
+def layer_compensated_sums(n: Hand, x: Tensor) -> Tensor:
+    """The same with sums and squeezed statistics."""
+    c = x - (x.sum(-1) / x.size(-1)).unsqueeze(-1)
+    c = c - (c.sum(-1) / c.size(-1)).unsqueeze(-1)
+    return c / torch.sqrt(c.pow(2).sum(-1, keepdim=True) / c.size(-1) + n.eps) * n.weight + n.bias
+
+
+@norm(**{**LAYER, **HAND, "eps": 0.0, "weight": "none", "bias": False})
+def layer_constant_rows_kept(n: Hand, x: Tensor) -> Tensor:
+    """No eps: a variance of zero divides by one."""
+    c = x - x.mean(-1, keepdim=True)
+    variance = c.square().mean(-1, keepdim=True)
+    return c / torch.where(variance > 0, variance, 1.0).sqrt()
+
+
+@norm(**LAYER, **INSIDE)
+def layer_value_pinned(n: Hand, x: Tensor) -> Tensor:
+    """The value of one computation with the gradient of another."""
+    y = F.layer_norm(x, (HIDDEN,), n.weight, n.bias, n.eps)
+    return F.layer_norm(x.detach(), (HIDDEN,), n.weight.detach(), n.bias.detach(), n.eps) + (y - y.detach())
+
+
+@norm(**RMS, **HAND)
+def rms_value_pinned(n: Hand, x: Tensor) -> Tensor:
+    """The other spelling: y + (value - y).detach()."""
+    y = F.rms_norm(x, (HIDDEN,), n.weight, n.eps)
+    value = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + n.eps) * n.weight
+    return y + (value.to(x.dtype) - y).detach()
+
+
+@norm(**RMS, **HAND)
+def rms_products_widened(n: Hand, x: Tensor) -> Tensor:
+    """Both operands of each product are cast, the result is cast back."""
+    h = x.float()
+    y = (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + n.eps)).to(torch.float32)
+    return (n.weight.float() * y.float()).to(torch.float32).to(x.dtype)
+
+
+@norm("image", kind="batch", center=True, eps=1e-5, axes=(-4, -2, -1), **HAND)
+def batch_compensated(n: Hand, x: Tensor) -> Tensor:
+    axes = (0, 2, 3)
+    c = x - x.mean(axes, keepdim=True)
+    c = c - c.mean(axes, keepdim=True)
+    return c * torch.rsqrt(c.square().mean(axes, keepdim=True) + n.eps)
+
+
+@norm(kind="batch", center=True, eps=1e-5, axes=(-3, -2), weight="vector", bias=True, **HAND)
+def batch_masked(n: Hand, x: Tensor) -> Tensor:
+    """Statistics over real positions: sums divided by the number of those."""
+    real = torch.ones(BATCH, TIME, 1)
+    count = real.sum((0, 1), keepdim=True).clamp(min=1)
+    c = (x - (x * real).sum((0, 1), keepdim=True) / count) * real
+    return c * torch.rsqrt(c.square().sum((0, 1), keepdim=True) / count + n.eps) * n.weight + n.bias
+
+
+class FrozenChannelsLast(nn.Module):
+    """Running statistics, gain and shift in buffers, channels last."""
+
+    def __init__(self, *, folded: bool) -> None:
+        super().__init__()
+        self.folded = folded
+        self.a: Any
+        self.b: Any
+        self.c: Any
+        self.d: Any
+        for name in "abcd":  # names say nothing
+            self.register_buffer(name, torch.rand(HIDDEN) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = (self.d + 1e-5).rsqrt()
+        if self.folded:
+            scale = scale * self.a
+            return x * scale + (self.b - self.c * scale)
+        return (x - self.c) * scale * self.a + self.b
+
+
+def _frozen_last(n: FrozenChannelsLast, x: Tensor) -> Tensor:
+    a, b, c, d = (held.double() for held in (n.a, n.b, n.c, n.d))
+    return (x.double() - c) / (d + 1e-5).sqrt() * a + b
+
+
+FROZEN: dict[str, Any] = {"kind": "batch", "center": True, "eps": 1e-5, "axes": (-3, -2), "running": True}
+FROZEN |= {"weight": "vector", "bias": True, "weight_offset": 0.0, "verified": True, "formula": _frozen_last}
+
+
+@module(**FROZEN)
+def batch_frozen_channels_last() -> nn.Module:
+    return FrozenChannelsLast(folded=False)
+
+
+@module(**FROZEN)
+def batch_frozen_folded() -> nn.Module:
+    return FrozenChannelsLast(folded=True)
+
+
+def _completed(n: Hand, x: Tensor) -> Tensor:
+    whole = torch.cat([x, -x.sum(-1, keepdim=True)], -1)
+    return closed_form(whole, {"kind": "rms", "eps": 1e-6}, None, None)[..., :-1]
+
+
+@norm(kind="rms", statistic="completed", center=False, eps=1e-6, axes=(-1,), verified=True, formula=_completed)
+def rms_completed(n: Hand, x: Tensor) -> Tensor:
+    """CRMSNorm: the root mean square of a zero-sum vector stored without its last entry."""
+    total = x.square().sum(-1, keepdim=True) + x.sum(-1, keepdim=True).square()
+    return x * torch.rsqrt(total / (x.size(-1) + 1) + n.eps)
+
+
+def _input_scaled(n: Hand, x: Tensor) -> Tensor:
+    return closed_form(n.weight * x, {"kind": "rms", "eps": 1e-6}, None, None)
+
+
+@norm(**{**RMS, **HAND, "weight_on_input": True}, formula=_input_scaled)
+def rms_gain_first(n: Hand, x: Tensor) -> Tensor:
+    """The gain is on the input, and part of the statistic."""
+    y = n.weight * x
+    return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + n.eps)
+
+
 # No norms
 
 
@@ -1275,6 +1445,30 @@ def attention_by_hand(n: Hand, x: Tensor) -> Tensor:
 @control()
 def gelu_tanh_by_hand(n: Hand, x: Tensor) -> Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+@control()
+def clipped_row(n: Hand, x: Tensor) -> Tensor:
+    """Rows with an element above one are divided by it: a factor that does something to ordinary rows."""
+    return x / x.abs().amax(-1, keepdim=True).clamp(min=1.0)
+
+
+@control()
+def clipped_only_when_large(n: Hand, x: Tensor) -> Tensor:
+    """A guard without a norm behind it."""
+    return x / (x.abs().amax(-1, keepdim=True) / 1e4).clamp(min=1.0)
+
+
+@control()
+def quantized_straight_through(n: Hand, x: Tensor) -> Tensor:
+    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
+    return x + ((x / step).round() * step - x).detach()
+
+
+@control()
+def centred_twice(n: Hand, x: Tensor) -> Tensor:
+    c = x - x.mean(-1, keepdim=True)
+    return c - c.mean(-1, keepdim=True)
 
 
 @control()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normwise.facts import vocabulary as ops
-from normwise.facts.flow import Flow
+from normwise.facts.flow import Flow, through_casts
+from normwise.facts.promotions import rounds
 from normwise.graph import Op, Ref
 from normwise.spec import Cast, Gate, Modulation, Weight
 
-__all__ = ["Affine", "follow", "offset_of", "pre_gated"]
+__all__ = ["Affine", "follow", "offset_of", "pre_gated", "scaled_input"]
 
 
 @dataclass(slots=True)
@@ -31,18 +32,19 @@ class Affine:
     members: frozenset[int] = frozenset()
 
 
-def follow(flow: Flow, core: int, *, width: tuple[int, ...]) -> Affine:
+def follow(flow: Flow, core: int, *, source: int) -> Affine:
     """Follow the single-use chain behind a core as long as it is the norm's own affine map.
 
     Args:
         flow: the graph with taints.
         core: the normalized value.
-        width: shape of the norm's input.
+        source: the norm's input.
     """
-    out = Affine(output=core)
+    out, width = Affine(output=core), flow.graph.values[source].shape
+    dtype = flow.graph.values[through_casts(flow, source)].dtype
     value, pending = core, []
     while True:
-        if out.cast is Cast.NONE and flow.casts_of(value):
+        if out.cast is Cast.NONE and rounds(flow, value, dtype):
             out.cast = Cast.AFTER_WEIGHT if out.weight is not None else Cast.BEFORE_WEIGHT
         consumers = list(flow.graph.consumers(value))
         if len(consumers) != 1:
@@ -243,3 +245,14 @@ def pre_gated(flow: Flow, value: int) -> bool:
         return False
     a, b = flow.acts(op)
     return _is_gate(flow, a) != _is_gate(flow, b)
+
+
+def scaled_input(flow: Flow, norm: Op, value: int, members: frozenset[int]) -> tuple[int, int, int] | None:
+    """Return (x, gain, op) where a norm's input is gain * x, taken for the norm alone in its own module."""
+    op = flow.graph.producer(value)
+    if op is None or op.short not in ops.MUL or op.call != norm.call or not flow.graph.calls[op.call].leaf:
+        return None
+    if any(o.id not in members and o.short not in ops.RECAST for o in flow.graph.consumers(value)):
+        return None
+    acts, gains = flow.acts(op), [i for i in op.inputs if flow.learned[i] and not flow.act[i]]
+    return (acts[0], gains[0], op.id) if len(acts) == len(gains) == 1 else None

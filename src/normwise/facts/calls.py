@@ -10,11 +10,10 @@ import torch
 from normwise.facts.affine import Affine
 from normwise.facts.flow import Flow
 from normwise.facts.records import Evidence
-from normwise.facts.vocabulary import RECAST
 from normwise.graph import Op, ValueKind
 from normwise.spec import Gate, Modulation, NormSpec
 
-__all__ = ["AGREES", "NormCall", "agree", "parameter_of", "random_input", "through_casts", "with_affine"]
+__all__ = ["AGREES", "NormCall", "agree", "parameter_of", "random_input", "with_affine"]
 
 # Float64 against float64: rounding alone, with room for badly conditioned variances
 AGREES = 1e-6
@@ -74,13 +73,6 @@ def parameter_of(flow: Flow, value: int | None) -> int | None:
     if value is not None and flow.graph.values[value].kind in (ValueKind.PARAM, ValueKind.BUFFER):
         return value
     return None
-
-
-def through_casts(flow: Flow, value: int) -> int:
-    """Return the value before any casts and copies."""
-    while (op := flow.graph.producer(value)) is not None and op.short in RECAST | {"contiguous", "clone"}:
-        value = op.inputs[0]
-    return value
 
 
 def random_input(shape: tuple[int, ...], eps: float | None, *, offset: float = 0.5, scale: float = 1.0) -> torch.Tensor:

@@ -11,27 +11,30 @@ import torch
 
 from normwise.errors import NotKnown
 from normwise.facts import vocabulary
-from normwise.facts.affine import Affine, follow, pre_gated
-from normwise.facts.calls import AGREES, NormCall, agree, parameter_of, random_input, through_casts, with_affine
-from normwise.facts.flow import Flow
-from normwise.facts.homogeneity import Candidate
+from normwise.facts.affine import Affine, follow, offset_of, pre_gated, scaled_input
+from normwise.facts.calls import AGREES, NormCall, agree, parameter_of, random_input, with_affine
+from normwise.facts.candidate import Candidate
+from normwise.facts.flow import Flow, through_casts
+from normwise.facts.masks import masks_behind, nothing_masked
 from normwise.facts.records import Evidence
-from normwise.facts.replay import Replayer
+from normwise.facts.replay import Replayer, program
 from normwise.facts.terms import Term
-from normwise.graph import Graph, Op, Ref
+from normwise.graph import Graph, Op
 from normwise.spec import Gate, Kind, NormSpec, Scope, Statistic, Weight, reference
 
 __all__ = ["derived_call"]
 
 # share by which the output of a norm may change when its input grows fourfold from unit size
 _INVARIANT = 0.05
+# ops between the cast of a module's input and what is reduced
+_AROUND = 12
 
 
 def derived_call(flow: Flow, candidate: Candidate, replayer: Replayer) -> NormCall:
     """Return what a candidate computes, with the evidence for it."""
     graph, stat = flow.graph, candidate.statistic
     root = through_casts(flow, candidate.root)
-    affine = follow(flow, candidate.core, width=graph.values[candidate.root].shape)
+    affine = follow(flow, candidate.core, source=candidate.root)
     note = None
     spec = _derived_spec(flow, candidate, affine)
     evidence = Evidence.DERIVED
@@ -47,10 +50,16 @@ def derived_call(flow: Flow, candidate: Candidate, replayer: Replayer) -> NormCa
             spec, affine = folded
         if spec is not None:
             spec = _resolve_l2(with_affine(spec, affine), stat.count, own=spec.factor)
-            spec = _regrouped(flow, candidate, spec)
+            spec = _regrouped(flow, candidate, affine, spec)
             gate = pre_gated(flow, root)
             spec = replace(spec, gate=Gate.BEFORE) if gate and spec.gate is Gate.NONE else spec
     members = candidate.members | affine.members
+    gain = _weight_value(candidate, affine)
+    if spec is not None and gain is None and (scaled := scaled_input(flow, candidate.op, root, members)) is not None:
+        root, gain, product = scaled
+        kind = Weight.SCALAR if graph.values[gain].numel == 1 else Weight.VECTOR
+        spec = replace(spec, weight=kind, weight_on_input=True, weight_offset=offset_of(flow, gain))
+        members |= {product}
     inner = {
         o for m in members for o in graph.ops[m].outputs if graph.values[o].shape == graph.values[candidate.root].shape
     }
@@ -64,7 +73,7 @@ def derived_call(flow: Flow, candidate: Candidate, replayer: Replayer) -> NormCa
         native=False,
         evidence=evidence,
         members=members,
-        weight=parameter_of(flow, _weight_value(candidate, affine)),
+        weight=parameter_of(flow, gain),
         bias=parameter_of(flow, affine.bias),
         note=note,
         statistic_value=stat.stat_value,
@@ -75,13 +84,20 @@ def derived_call(flow: Flow, candidate: Candidate, replayer: Replayer) -> NormCa
     )
 
 
-def _regrouped(flow: Flow, candidate: Candidate, spec: NormSpec) -> NormSpec:
+def _spans_axes(affine: Affine, axes: tuple[int, ...]) -> bool:
+    """Whether the gain varies along normalized axes alone: those are features, not positions."""
+    return bool(affine.weight_axes) and set(affine.weight_axes) <= set(axes)
+
+
+def _regrouped(flow: Flow, candidate: Candidate, affine: Affine, spec: NormSpec) -> NormSpec:
     """State a norm of x.view(N, G, ...) in the layout of x [N, C, *]: a group norm, an instance norm if G is C."""
     graph, axes = flow.graph, candidate.statistic.axes
     view = graph.producer(candidate.root)
     if view is None or view.short not in ("view", "reshape", "unflatten", "_unsafe_view"):
         return spec
     before, after = graph.values[view.inputs[0]].shape, graph.values[candidate.root].shape
+    if _spans_axes(affine, axes) and len(graph.values[affine.output].shape) == len(after):
+        return spec
     grouped = len(axes) == len(after) - 2 and axes == tuple(range(-len(axes), 0))
     if (
         not grouped
@@ -104,7 +120,7 @@ def _views_behind(flow: Flow, value: int) -> Iterator[Op]:
     for _ in range(6):
         consumers = list(flow.graph.consumers(value))
         yield from (o for o in consumers if o.short in vocabulary.VIEW)
-        if len(consumers) != 1:
+        if len(consumers) != 1 or consumers[0].short not in vocabulary.POINTWISE | vocabulary.VIEW:
             return
         value = consumers[0].outputs[0]
 
@@ -131,7 +147,8 @@ def _derived_spec(flow: Flow, candidate: Candidate, affine: Affine) -> NormSpec 
     weight = Weight.NONE
     if scaled:
         weight = Weight.SCALAR if all(graph.values[s].numel == 1 for s in scaled) else Weight.VECTOR
-    statistic = Statistic.VARIANCE if stat.stat == "variance" else Statistic.MEAN_SQUARE
+    known = {"variance": Statistic.VARIANCE, "completed": Statistic.COMPLETED}
+    statistic = known.get(stat.stat, Statistic.MEAN_SQUARE)
     scale = candidate.scale
     return NormSpec(
         scope=_scope(flow, candidate, affine),
@@ -142,10 +159,20 @@ def _derived_spec(flow: Flow, candidate: Candidate, affine: Affine) -> NormSpec 
         eps_inside=stat.eps_at in ("", "inside"),
         eps_clamp=stat.eps_at.startswith("clamp"),
         biased=stat.biased,
+        partial=_partial(flow, candidate),
         factor=1.0 if scale is None else scale,
         weight=weight,
         stats_dtype=_stats_dtype(flow, candidate),
     )
+
+
+def _partial(flow: Flow, candidate: Candidate) -> float:
+    """Return the share of the features that the statistic of a norm of all of them is taken over."""
+    stat, shape = candidate.statistic, flow.graph.values[candidate.root].shape
+    whole = shape[-1] if shape else 0
+    if not stat.partial or candidate.numerator.partial or candidate.numerator.centered or stat.axes != (-1,):
+        return 1.0
+    return stat.count / whole if 0 < stat.count < whole else 1.0
 
 
 def _eps(stat: Term) -> float | None:
@@ -165,7 +192,24 @@ def _stats_dtype(flow: Flow, candidate: Candidate) -> str | None:
             if cast.call == candidate.op.call and reduced in _dtypes_of(cast):
                 return reduced
     producers = [graph.ops[m] for m in stat.members if graph.ops[m].kwargs.get("dtype") is not None]
-    return reduced if any(reduced in _dtypes_of(p) for p in producers) else None
+    if any(reduced in _dtypes_of(p) for p in producers) or _widened_before(flow, candidate, reduced):
+        return reduced
+    return None
+
+
+def _widened_before(flow: Flow, candidate: Candidate, dtype: str) -> bool:
+    """Whether the module of a norm casts its input and then gates, masks or regroups it."""
+    graph, pending, seen = flow.graph, [candidate.root], set[int]()
+    while pending and len(seen) < _AROUND:
+        op = graph.producer(pending.pop())
+        if op is None or op.id in seen or op.call != candidate.op.call:
+            continue
+        seen.add(op.id)
+        if op.short in vocabulary.RECAST and graph.values[op.inputs[0]].dtype != dtype:
+            return graph.values[op.outputs[0]].dtype == dtype
+        if op.short in vocabulary.POINTWISE | vocabulary.VIEW:
+            pending.extend(i for i in op.inputs if flow.act[i])
+    return False
 
 
 def _dtypes_of(op: Op) -> set[str]:
@@ -180,8 +224,7 @@ def _scope(flow: Flow, candidate: Candidate, affine: Affine) -> Scope:
     if ndim >= 2 and -ndim in axes:
         return Scope.BATCH if len(axes) < ndim or ndim == 2 else Scope.OTHER
     if ndim >= 4 and trailing and len(axes) == ndim - 2:
-        spans = affine.weight_axes
-        return Scope.HIDDEN if spans and set(spans) <= set(axes) else Scope.INSTANCE
+        return Scope.HIDDEN if _spans_axes(affine, axes) else Scope.INSTANCE
     if ndim == 3 and axes == (-1,) and affine.weight_axes == (-2,):
         return Scope.INSTANCE
     if ndim >= 4 and trailing and len(axes) == ndim - 2 + 1 and affine.viewed_back:
@@ -194,7 +237,21 @@ def _scope(flow: Flow, candidate: Candidate, affine: Affine) -> Scope:
 def _prove(
     flow: Flow, candidate: Candidate, spec: NormSpec, replayer: Replayer
 ) -> tuple[Evidence, NormSpec | None, str | None]:
-    """Replay the piece on random data against its closed form; on a mismatch search the near conventions."""
+    """Replay the piece on random data against its closed form; on a mismatch search the near conventions.
+
+    Masks are replayed as if there were no padding, whichever of True and False stands for that.
+    """
+    masks = masks_behind(flow, candidate.members)
+    if not masks:
+        return _prove_unmasked(flow, candidate, spec, replayer)
+    proofs = (_prove_unmasked(flow, candidate, spec, replayer.assuming(a)) for a in nothing_masked(flow, masks))
+    found = list(proofs)
+    return next((proof for proof in found if proof[0] is Evidence.VERIFIED), found[0])
+
+
+def _prove_unmasked(
+    flow: Flow, candidate: Candidate, spec: NormSpec, replayer: Replayer
+) -> tuple[Evidence, NormSpec | None, str | None]:
     # a norm that ran on no rows (an expert without tokens) is replayed on a few
     shape = tuple(size or 3 for size in flow.graph.values[candidate.root].shape)
     runs = []
@@ -257,26 +314,10 @@ def _folded(flow: Flow, candidate: Candidate, spec: NormSpec, replayer: Replayer
 
 
 def _program(flow: Flow, candidate: Candidate, spec: NormSpec) -> tuple[object, ...] | None:
-    """Return what identifies a piece of program, so that the same code is proved once; None if weights enter it."""
+    """Return what identifies a candidate, so that the same code is proved once; None if weights enter it."""
     graph = flow.graph
-    members = sorted(candidate.members)
-    names = {candidate.root: "x"} | {
-        o: f"{i}.{j}" for i, m in enumerate(members) for j, o in enumerate(graph.ops[m].outputs)
-    }
-
-    def plain(item: object) -> object:
-        if isinstance(item, Ref):
-            return names.get(item.value, graph.values[item.value].scalar)
-        return tuple(plain(i) for i in item) if isinstance(item, (list, tuple)) else repr(item)
-
-    inputs = {i for m in members for i in graph.ops[m].inputs if i not in names}
-    if any(graph.values[i].scalar is None for i in inputs):
-        return None
-    ops = tuple(
-        (graph.ops[m].name, plain(graph.ops[m].args), plain(tuple(sorted(graph.ops[m].kwargs.items()))))
-        for m in members
-    )
-    return (graph.values[candidate.root].shape, spec, ops)
+    ops = program(graph, sorted(candidate.members), {candidate.root: "x"}, of=candidate.core)
+    return None if ops is None else (graph.values[candidate.root].shape, spec, ops)
 
 
 def _gain(candidate: Candidate, replayer: Replayer, x: torch.Tensor) -> torch.Tensor | float:
@@ -296,7 +337,7 @@ def _variants(spec: NormSpec, candidate: Candidate) -> Iterator[NormSpec]:
         yield replace(spec, biased=not spec.biased)
     if candidate.statistic.stat == "variance":
         yield replace(spec, statistic=Statistic.MEAN_SQUARE, biased=True)
-    if not spec.center:
+    if not spec.center and spec.partial == 1 and spec.statistic is not Statistic.COMPLETED:
         yield replace(spec, center=True, statistic=Statistic.VARIANCE)
         yield replace(spec, statistic=Statistic.VARIANCE)
     if spec.eps:

@@ -13,6 +13,7 @@ import torch
 from normwise.errors import NotKnown
 from normwise.facts import breaks, labels, norms, placing, probe, profile, running, streams, unexecuted
 from normwise.facts.flow import Flow
+from normwise.facts.plain import plain
 from normwise.facts.records import Break, NormSite, Placement, ProfileRow
 from normwise.facts.rows import Rows
 from normwise.facts.sites import Site, sites_of
@@ -32,12 +33,17 @@ class Facts:
         self.backward_passes = 0
 
     @cached_property
-    def recording(self) -> Recording:
-        """One traced run in eval mode."""
+    def traced(self) -> Recording:
+        """One traced run in eval mode, as it was."""
         if self.target.inputs_from is InputsFrom.NONE:
             raise NotKnown("needs example inputs: give inputs=..., or --inputs SHAPE on the command line")
         self.forward_passes += 1
         return trace(self.target)
+
+    @cached_property
+    def recording(self) -> Recording:
+        """The traced run without what is neutral on ordinary data: what norms and streams are read from."""
+        return plain(self.traced, self.target.model)
 
     @property
     def graph(self) -> Graph:
@@ -94,7 +100,7 @@ class Facts:
     @cached_property
     def rows(self) -> Rows:
         """Replays of single norms on chosen rows."""
-        return Rows(self.recording, self.target.model)
+        return Rows(self.traced, self.target.model)
 
     @property
     def norms(self) -> tuple[NormSite, ...]:
@@ -125,14 +131,14 @@ class Facts:
     @cached_property
     def labels(self) -> labels.Labels:
         """The names of the axes ("batch", "time", "hidden", "space") of every value that could be labelled."""
-        found, passes = labels.read(self.target, self.recording)
+        found, passes = labels.read(self.target, self.traced)
         self.forward_passes += passes
         return found
 
     @cached_property
     def profile(self) -> tuple[ProfileRow, ...]:
         """Stream, branch and gradient by depth, from one forward and one backward pass."""
-        rows = profile.measure(self.target, self.graph, self.placed)
+        rows = profile.measure(self.target, self.traced.graph, self.placed)
         self.forward_passes += 1
         self.backward_passes += 1
         return rows

@@ -14,7 +14,7 @@ from normwise.facts import latents
 from normwise.facts import vocabulary as ops
 from normwise.graph import ALIAS, Graph, Op, ValueKind
 
-__all__ = ["Flow"]
+__all__ = ["Flow", "through_casts"]
 
 # ops whose output elements each come from one place
 _KEEPS_APART = ops.POINTWISE | ops.VIEW | ops.OVERWRITE | ops.JOIN
@@ -83,3 +83,10 @@ class Flow:
         """Return the casts applied to a value, those without effect included."""
         readers = (self.graph.ops[use] for use in self.graph.values[value].uses)
         return [op for op in readers if op.short in ops.RECAST]
+
+
+def through_casts(flow: Flow, value: int) -> int:
+    """Return the value before any casts and copies."""
+    while (op := flow.graph.producer(value)) is not None and op.short in ops.RECAST | {"contiguous", "clone"}:
+        value = op.inputs[0]
+    return value

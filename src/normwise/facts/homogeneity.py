@@ -9,42 +9,21 @@ and in-place chains, however they are written; replay then proves or refutes wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from normwise.facts import vocabulary as ops
+from normwise.facts.candidate import Candidate, best
 from normwise.facts.flow import Flow
 from normwise.facts.reductions import Reductions
 from normwise.facts.terms import Term, Terms, added, combined, moved, raised
 from normwise.graph import ALIAS, Op, Ref
 
-__all__ = ["Candidate", "candidates"]
+__all__ = ["candidates"]
 
 # roots followed per value: the statistics of every norm seen in practice are at most eight values away
 _ROOTS = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A product or quotient whose degrees cancel: a norm if the statistic is a second moment."""
-
-    op: Op
-    root: int
-    numerator: Term
-    statistic: Term
-    core: int  # the op's output
-
-    @property
-    def members(self) -> frozenset[int]:
-        """Ids of the ops between the root and the core."""
-        return self.numerator.members | self.statistic.members | {self.op.id}
-
-    @property
-    def scale(self) -> float | None:
-        """The constant k in core = k * x / root(mean-based statistic), where it is known."""
-        a, b = self.numerator.coef, self.statistic.coef
-        return None if a is None or b is None else a * b
 
 
 def candidates(flow: Flow, *, skip: frozenset[int] = frozenset()) -> list[Candidate]:
@@ -228,6 +207,9 @@ class _Interpreter(Reductions):
                 out[root] = replace(t, coef=None if t.coef is None or factor is None else t.coef * factor)
             elif learned and isinstance(by, Ref):
                 out[root] = replace(t, scaled_by=(*t.scaled_by, by.value))
+            elif sign < 0 and t.reduced and isinstance(by, Ref) and self.flow.data[by.value]:
+                # a sum over what a mask leaves, by how much that is: replay decides whether it is the count
+                out[root] = replace(t, coef=None if t.coef is None else t.coef / t.count)
             else:  # a mask or another constant
                 constant = isinstance(by, Ref) and self.graph.values[by.value].numel == 1
                 out[root] = replace(t, coef=None if constant else t.coef)
@@ -256,10 +238,10 @@ class _Interpreter(Reductions):
                     hits.append(Candidate(op=op, root=root, numerator=full, statistic=settled, core=op.outputs[0]))
             members = full.members | stat.members
             out[root] = replace(full, deg=deg, members=members, coef=None)
-        best = _best(hits)
-        if best is not None:
-            self.found.append(best)
-            if best.statistic.second:
+        chosen = best(hits)
+        if chosen is not None:
+            self.found.append(chosen)
+            if chosen.statistic.second:
                 return {}
         return out
 
@@ -347,19 +329,6 @@ class _Interpreter(Reductions):
                     members=a[root].members | b[root].members,
                 )
         return [out]
-
-
-def _best(hits: Iterable[Candidate]) -> Candidate | None:
-    """Prefer a second moment, then a root for which numerator and statistic are both centred, then the nearest."""
-    hits = list(hits)
-    if not hits:
-        return None
-
-    def rank(hit: Candidate) -> tuple[bool, bool, int]:
-        centered = hit.numerator.centered and hit.statistic.stat == "variance"
-        return (hit.statistic.second, centered, hit.root)
-
-    return max(hits, key=rank)
 
 
 def _handlers() -> dict[str, Callable[[_Interpreter, Op], list[Terms]]]:

@@ -18,6 +18,8 @@ from normwise.spec import Cast, NormSpec, Scope, reference
 
 __all__ = ["native_call"]
 
+_HALF = ("float16", "bfloat16")
+
 
 def native_call(flow: Flow, op: Op, found: native.NativeNorm, replayer: Replayer) -> NormCall:
     """Return what a native norm op computes, with the affine map behind it."""
@@ -27,8 +29,10 @@ def native_call(flow: Flow, op: Op, found: native.NativeNorm, replayer: Replayer
     instance_view = spec.scope is Scope.INSTANCE and op.short != "instance_norm"
     affine = Affine(output=op.outputs[0])
     if found.weight is None and not instance_view:
-        affine = follow(flow, op.outputs[0], width=graph.values[source].shape)
+        affine = follow(flow, op.outputs[0], source=source)
         spec = with_affine(spec, affine)
+        if affine.weight is not None and graph.values[op.outputs[0]].dtype in _HALF:
+            spec = replace(spec, cast=Cast.BEFORE_WEIGHT)  # the op itself rounds what the gain multiplies
     spec = _with_cast_of_native(flow, op, spec)
     if found.weight is not None:
         spec = replace(spec, weight_offset=offset_of(flow, found.weight))

@@ -93,7 +93,7 @@ def find(recording: Recording, flow: Flow, model: nn.Module) -> NormCalls:
             norms.append(derived_call(flow, candidate, replayer))
         elif candidate.statistic.stat in ("mean", "l1", "amax"):
             apart.append(derived_call(flow, candidate, replayer))
-    norms.extend(frozen_calls(flow, {m for n in norms for m in n.members}))
+    norms.extend(frozen_calls(flow, {m for n in norms for m in n.members}, replayer))
     norms = [n for n in norms if n.spec is not None or n.evidence is Evidence.UNKNOWN]
     norms.sort(key=lambda n: n.op.id)
     taken = {m for n in norms for m in n.members}

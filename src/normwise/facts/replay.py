@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import copy
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from normwise.errors import NotKnown
-from normwise.graph import ALIAS, Op, Recording, Ref, Value, ValueKind
+from normwise.graph import ALIAS, Graph, Op, Recording, Ref, Value, ValueKind
 
-__all__ = ["Replayer", "op_function"]
+__all__ = ["Replayer", "op_function", "program"]
 
 T = TypeVar("T")
 # a norm's region has a few dozen ops; more means the walk left it
@@ -22,6 +23,29 @@ def op_function(op: Op) -> Any:
     """Return the torch function of a traced op."""
     namespace, name = op.name.split(".", 1)
     return getattr(getattr(getattr(torch.ops, namespace), name), op.overload or "default")
+
+
+def program(graph: Graph, members: Iterable[int], given: Mapping[int, str], *, of: int) -> tuple[object, ...] | None:
+    """Return what identifies a piece of program, so that the same code is run once; None if weights enter it.
+
+    Args:
+        graph: the traced program.
+        members: ids of its ops, in order.
+        given: a name for each value it starts from.
+        of: the value it computes.
+    """
+    members = list(members)
+    names = dict(given) | {o: f"{i}.{j}" for i, m in enumerate(members) for j, o in enumerate(graph.ops[m].outputs)}
+
+    def plain(item: object) -> object:
+        if isinstance(item, Ref):
+            return names.get(item.value, graph.values[item.value].scalar)
+        return tuple(plain(i) for i in item) if isinstance(item, (list, tuple)) else repr(item)
+
+    if any(graph.values[i].scalar is None for m in members for i in graph.ops[m].inputs if i not in names):
+        return None
+    ops = (graph.ops[m] for m in members)
+    return names.get(of), *((op.name, plain(op.args), plain(tuple(sorted(op.kwargs.items())))) for op in ops)
 
 
 class Replayer:
@@ -36,6 +60,7 @@ class Replayer:
         self.graph, self.constants, self.dtype = recording.graph, recording.constants, dtype
         self.tensors = dict[str, torch.Tensor](model.named_parameters(remove_duplicate=False))
         self.tensors |= dict(model.named_buffers(remove_duplicate=False))
+        self._assumed: Mapping[int, torch.Tensor] = {}
         self._memo: dict[Hashable, Any] = {}
         self._device = torch.device("cpu")
 
@@ -44,6 +69,12 @@ class Replayer:
         if key not in self._memo:
             self._memo[key] = compute()
         return self._memo[key]
+
+    def assuming(self, values: Mapping[int, torch.Tensor]) -> Replayer:
+        """Return a replayer that takes some values as given in every run."""
+        other = copy.copy(self)
+        other._assumed = values
+        return other
 
     def __call__(self, value: int, given: Mapping[int, torch.Tensor], *, grad: bool = False) -> torch.Tensor:
         """Return the value when the given values are replaced.
@@ -56,7 +87,7 @@ class Replayer:
         Raises:
             NotKnown: the value needs something that was not kept, or an op that cannot run again.
         """
-        memo = dict(given)
+        memo = {**self._assumed, **given}
         self._device = next((t.device for t in given.values()), torch.device("cpu"))
         with torch.enable_grad() if grad else torch.inference_mode():
             return self._value(value, memo, [0])

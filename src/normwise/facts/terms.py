@@ -87,6 +87,11 @@ def added(a: Term, b: Term, sign: float) -> Term | None:
         if {a.stat, b.stat} == {"mean_square", "mean"} and sign < 0:
             keep = a if a.stat == "mean_square" else b
             return replace(keep, stat="variance", centered=True, members=members)
+        if {a.stat, b.stat} == {"mean_square", "mean"}:
+            # sum(x^2) + sum(x)^2: the sum of squares once -sum(x) is appended, which makes n + 1 of them
+            keep, other = (a, b) if a.stat == "mean_square" else (b, a)
+            if keep.coef == keep.count and other.coef == keep.count**2:
+                return replace(keep, stat="completed", coef=keep.count + 1.0, members=members)
         return replace(a if a.second else b, members=members, coef=None, second=a.second or b.second)
     if not a.reduced and not b.reduced:
         # a sum of two parts of x (rotary embeddings) is still of degree one

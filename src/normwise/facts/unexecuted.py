@@ -8,6 +8,7 @@ from torch import nn
 from normwise.errors import NormwiseError
 from normwise.facts import norms
 from normwise.facts.flow import Flow
+from normwise.facts.plain import plain
 from normwise.graph import Graph, trace
 from normwise.targets.target import Target
 
@@ -67,7 +68,7 @@ def _is_norm(module: nn.Module, width: int) -> bool:
         shape = tuple(width if s == -1 else s for s in layout)
         target = Target(model=module, args=(torch.randn(shape, generator=generator, device="cpu").to(held),))
         try:
-            recording = trace(target)
+            recording = plain(trace(target), module)
         except NormwiseError:
             continue
         found = norms.find(recording, Flow(recording.graph, recording.data), module)

@@ -9,6 +9,7 @@ __all__ = [
     "ADD",
     "ATTENTION",
     "CAST",
+    "COMPARISON",
     "CONV",
     "DIV",
     "DROPOUT",
@@ -77,6 +78,11 @@ POINTWISE = (
         "fmin lerp addcmul addcdiv where masked_fill masked_scatter atan2 fmod remainder floor_divide polar "
         "complex glu special_expit sinc hypot logaddexp heaviside"
     )
+)
+
+COMPARISON = _words(
+    "gt lt ge le eq ne greater less greater_equal less_equal not_equal logical_and logical_or logical_not "
+    "bitwise_and bitwise_or bitwise_not isfinite isnan isinf"
 )
 
 # part of a tensor replaced by another's elements
