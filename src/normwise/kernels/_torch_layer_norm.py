@@ -78,6 +78,6 @@ def _with_value_of_half_kernel(
     mixed = any(each is not None and each.dtype is not x.dtype for each in parameters)
     dtype = torch.float32 if mixed and x.device.type == "cpu" else x.dtype
     parameters = [None if each is None else each.to(dtype) for each in parameters]
-    value = F.layer_norm(x.detach(), shape, *parameters, eps)
+    value = F.layer_norm(x.detach(), shape, parameters[0], parameters[1], eps)
     same = value + (y - y.detach())
     return same if power is None else torch.where(power == 1, same, y)

@@ -56,8 +56,8 @@ _TABLE: tuple[tuple[str, NormSpec], ...] = (
     ("gradium-timestep", replace(_NATIVE, form=Form.LEFT_TO_RIGHT)),
     ("pocket-tts", replace(_SPREAD, form=Form.FOLDED)),
     # LayerNorm of torch
-    ("gpt2 gpt-neox gptj bart bloom clip falcon gpt-neo opt phi roberta stablelm starcoder2 swin whisper", _LAYER),
-    ("bert distilbert electra squeezebert vit", replace(_LAYER, eps=1e-12)),
+    ("gpt2 gpt-neox gptj bart bloom clip falcon gpt-neo opt phi stablelm starcoder2 swin whisper", _LAYER),
+    ("bert distilbert electra roberta squeezebert vit", replace(_LAYER, eps=1e-12)),
     ("convnext dinov2 sam", replace(_LAYER, eps=1e-6)),
     ("dbrx mpt", _PLAIN_LAYER),
     ("nemotron videoprism", _LAYER_1P),
