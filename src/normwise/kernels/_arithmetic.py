@@ -37,6 +37,8 @@ def total(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def affine(y: torch.Tensor, gain: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
     if gain is not None:
+        if gain.numel() == 1 and y.ndim:  # torch adds up to a single number in an order that depends on threads
+            gain = gain.reshape(1).expand(y.shape[-1])
         y = product(gain, y)
     return y if bias is None else total(y, bias)
 

@@ -52,11 +52,14 @@ def torch_layer_norm(
 def _layer_norm(
     h: torch.Tensor, shape: tuple[int, ...], gain: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
-    if gain is not None or bias is None:
+    no_gradient = not torch.is_grad_enabled() or (gain is None and bias is None)
+    if no_gradient or (gain is not None and torch.compiler.is_compiling()):
         return F.layer_norm(h, shape, gain, bias, eps)
-    # torch raises in the second derivative of a shift without a gain: its value, the gradient of a sum
-    y = F.layer_norm(h, shape, None, None, eps) + bias
-    return F.layer_norm(h.detach(), shape, None, bias.detach(), eps) + (y - y.detach())
+    # torch's gradients of gain and shift depend on the number of threads, and it raises in the second derivative of
+    # a shift without a gain: its value, the gradients of a product and of a sum
+    y = affine(F.layer_norm(h, shape, None, None, eps), gain, bias)
+    own, addend = (None if each is None else each.detach() for each in (gain, bias))
+    return F.layer_norm(h.detach(), shape, own, addend, eps) + (y - y.detach())
 
 
 def _with_value_of_half_kernel(

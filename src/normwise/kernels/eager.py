@@ -247,7 +247,7 @@ def _measure(spec: NormSpec, h: torch.Tensor, mask: torch.Tensor | None) -> tupl
         mean, centered = mean + rest, masked(centered - rest, mask)
     if spec.statistic is not Statistic.VARIANCE:
         s = _second_moment(spec, h, mask, count)
-    elif mask is None and count > 1 and (not spec.biased or spec.form is Form.WELFORD):
+    elif mask is None and count > 1 and h.numel() > 0 and (not spec.biased or spec.form is Form.WELFORD):
         s = h.var(axes, correction=0 if spec.biased else 1, keepdim=True)
     elif spec.biased:
         s = masked_mean(centered.pow(2), axes, count, mask)
