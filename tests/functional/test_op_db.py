@@ -22,6 +22,7 @@ from normwise.functional.group import group_spec
 from normwise.functional.hidden import LAYER, trailing
 from normwise.spec import NormSpec
 from tests.nearness import worse
+from tests.torch_samples import functions
 
 SAMPLES = {
     "nn.functional.layer_norm": 6,
@@ -108,10 +109,7 @@ OURS: dict[str, Function] = {
 
 @pytest.fixture(scope="module")
 def operators() -> dict[str, Any]:
-    """Return torch's descriptions of its functions, by name; the import takes 2 seconds."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    return {op.name: op for op in op_db if op.name in SAMPLES and not op.variant_test_name}
+    return functions()
 
 
 def samples(op: Any, dtype: torch.dtype) -> list[Any]:
@@ -287,7 +285,7 @@ def test_forward_mode_derivatives_are_those_of_torch(operators: dict[str, Any], 
 @pytest.mark.parametrize("name", [name for name in SAMPLES if name.startswith("nn.")])
 def test_derivatives_agree_with_finite_differences(operators: dict[str, Any], name: str) -> None:
     for sample in served(operators[name]):
-        if 0 < sample.input.numel() <= 72:
+        if 0 < sample.input.numel() <= 30:
             call = Call(sample, torch.float64)
             leaves = [each for each in call.tensors if each.requires_grad]
             compute = freed(call, OURS[name], leaves)

@@ -17,6 +17,7 @@ from torch import nn
 
 from normwise import layers
 from tests.nearness import worse
+from tests.torch_samples import modules
 
 SAMPLES = {
     "BatchNorm1d": 8,
@@ -38,10 +39,7 @@ in_each_mode = pytest.mark.parametrize("training", [True, False], ids=["train", 
 
 @pytest.fixture(scope="module")
 def infos() -> dict[str, Any]:
-    """Return torch's descriptions of its modules, by class name; the import takes 2 seconds."""
-    from torch.testing._internal.common_modules import module_db
-
-    return {info.module_cls.__name__: info for info in module_db}
+    return modules()
 
 
 def samples(info: Any, training: bool) -> list[Any]:
