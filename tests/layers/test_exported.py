@@ -81,6 +81,7 @@ def test_compiles_once_where_the_batch_is_marked_dynamic(name: str, mode: str) -
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm llama", "BatchNorm2d mask", "GatedRMSNorm"])
 def test_inductor_computes_the_same(name: str) -> None:
     case, module, eager = pair(name, "train")

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 
 import torch
 
-__all__ = ["check_channels", "check_floating", "check_parameter", "check_trailing", "shape_of"]
+__all__ = [
+    "check_broadcast",
+    "check_channels",
+    "check_floating",
+    "check_groups",
+    "check_mask",
+    "check_parameter",
+    "check_trailing",
+    "shape_of",
+]
 
 
 def check_floating(x: object, who: str) -> None:
@@ -21,9 +31,17 @@ def shape_of(normalized_shape: int | Sequence[int], who: str) -> tuple[int, ...]
     """Return ``normalized_shape`` as a tuple.
 
     Raises:
+        TypeError: it is no whole number, nor a sequence of them.
         ValueError: it is empty or holds a size below 1.
     """
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(size) for size in normalized_shape)
+    sizes = normalized_shape if isinstance(normalized_shape, Iterable) else (normalized_shape,)
+    try:
+        shape = tuple(operator.index(size) for size in sizes)
+    except TypeError:
+        raise TypeError(
+            f"{who} needs whole numbers for the sizes of the axes to normalize, given {normalized_shape!r}; "
+            "for the last axis of x pass x.shape[-1]"
+        ) from None
     if not shape or min(shape) < 1:
         raise ValueError(
             f"{who} needs the sizes of the axes to normalize, each 1 or more, given normalized_shape={shape}; "
@@ -50,7 +68,37 @@ def check_parameter(parameter: torch.Tensor | None, shape: tuple[int, ...], name
         )
 
 
-def check_channels(x: torch.Tensor, channel_dim: int, channels: int, who: str) -> None:
+def check_broadcast(operand: torch.Tensor | None, x: torch.Tensor, name: str, who: str) -> None:
+    """Raise ``ValueError`` unless a mask, scale or shift broadcasts to ``x``."""
+    if operand is None:
+        return
+    shape = tuple(operand.shape)
+    repeats = (1,) * (x.ndim - len(shape)) + shape
+    if len(repeats) != x.ndim or any(size not in (1, full) for size, full in zip(repeats, x.shape, strict=True)):
+        raise ValueError(
+            f"{who} needs a {name} that broadcasts to its input of shape {list(x.shape)}, given a {name} of shape "
+            f"{list(shape)}; give it axes of size 1 where it repeats, such as {name}.unsqueeze(1)"
+        )
+
+
+def check_mask(mask: object, who: str) -> None:
+    """Raise ``TypeError`` unless ``mask`` is None or a tensor of bools."""
+    if mask is not None and not isinstance(mask, torch.Tensor):
+        raise TypeError(f"{who} needs a mask as a tensor, given {type(mask).__name__}; wrap it in torch.as_tensor(...)")
+    if mask is not None and mask.dtype is not torch.bool:
+        raise TypeError(f"{who} needs a bool mask, True = real, given {mask.dtype}; convert it with mask.bool()")
+
+
+def check_groups(groups: int, channels: int, name: str, who: str) -> None:
+    """Raise ``ValueError`` unless ``groups`` split ``channels`` evenly."""
+    if groups < 1 or channels % groups:
+        raise ValueError(
+            f"{who} splits {channels} channels into groups of one size, given {name}={groups}; "
+            f"pass a divisor of {channels}"
+        )
+
+
+def check_channels(x: torch.Tensor, channel_dim: int, channels: int, who: str, name: str = "num_features") -> None:
     """Raise ``ValueError`` unless axis ``channel_dim`` of ``x`` exists and has ``channels`` elements."""
     if not -x.ndim <= channel_dim < x.ndim:
         raise ValueError(
@@ -59,6 +107,6 @@ def check_channels(x: torch.Tensor, channel_dim: int, channels: int, who: str) -
         )
     if x.shape[channel_dim] != channels:
         raise ValueError(
-            f"{who} has num_features={channels} on axis {channel_dim}, given {x.shape[channel_dim]} there in shape "
-            f"{list(x.shape)}; build it with num_features={x.shape[channel_dim]}, or pass another channel_dim"
+            f"{who} has {name}={channels} on axis {channel_dim}, given {x.shape[channel_dim]} there in shape "
+            f"{list(x.shape)}; build it with {name}={x.shape[channel_dim]}, or move the channels to axis {channel_dim}"
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from normwise import kernels
-from normwise.functional._checks import check_floating
+from normwise.functional._checks import check_broadcast, check_floating, check_mask
 from normwise.spec import NormSpec
-from normwise.spec.definition import check_operands
+from normwise.spec.definition import along, check_operands
 
 __all__ = ["norm"]
 
@@ -52,9 +52,12 @@ def norm(
     check_operands(spec, weight, bias, gate, scale, shift)
     if min(spec.axes) < -input.ndim:
         raise ValueError(
-            f"the spec normalizes axes {list(spec.axes)}, given an input of {input.ndim} axes, shape "
+            f"norm() of a spec over axes {list(spec.axes)}, given an input of {input.ndim} axes, shape "
             f"{list(input.shape)}; change spec.axes or add the missing axes"
         )
-    if mask is not None and mask.dtype is not torch.bool:
-        raise TypeError(f"norm() needs a bool mask, True = real, given {mask.dtype}; convert it with mask.bool()")
+    check_mask(mask, "norm()")
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        check_broadcast(None if parameter is None else along(spec, parameter, input.ndim), input, name, "norm()")
+    for name, operand in (("mask", mask), ("gate", gate), ("scale", scale), ("shift", shift)):
+        check_broadcast(operand, input, name, "norm()")
     return kernels.forward(spec, input, weight, bias, mask, gate=gate, scale=scale, shift=shift)

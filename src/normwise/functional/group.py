@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from normwise import kernels
-from normwise.functional._checks import check_floating, check_parameter
+from normwise.functional._checks import check_floating, check_groups, check_parameter
 from normwise.functional.masks import as_mask
 from normwise.spec import NormSpec, Scope, Statistic
 
@@ -63,11 +63,7 @@ def group_norm(
             f"{who} needs [N, C, *], given shape {list(input.shape)}; add the batch axis with x.unsqueeze(0)"
         )
     channels = input.shape[1]
-    if num_groups < 1 or channels % num_groups:
-        raise ValueError(
-            f"{who} splits C = {channels} channels into num_groups={num_groups} of one size; "
-            f"pass a divisor of {channels}"
-        )
+    check_groups(num_groups, channels, "num_groups", who)
     check_parameter(weight, (channels,), "weight", who)
     check_parameter(bias, (channels,), "bias", who)
     real = as_mask(input, mask, lengths, 1, who)

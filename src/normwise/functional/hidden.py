@@ -8,7 +8,14 @@ from dataclasses import replace
 import torch
 
 from normwise import kernels
-from normwise.functional._checks import check_floating, check_parameter, check_trailing, shape_of
+from normwise.functional._checks import (
+    check_broadcast,
+    check_floating,
+    check_groups,
+    check_parameter,
+    check_trailing,
+    shape_of,
+)
 from normwise.spec import Cast, Form, Gate, Modulation, NormSpec, Statistic, Weight
 
 __all__ = [
@@ -53,6 +60,8 @@ def _serve(
     if spec.weight is not Weight.SCALAR:
         check_parameter(weight, shape, "weight", who)
     check_parameter(bias, shape, "bias", who)
+    for name, operand in operands.items():
+        check_broadcast(operand, x, name, who)
     return kernels.forward(replace(spec, axes=trailing(shape)), x, weight, bias, **operands)
 
 
@@ -248,8 +257,9 @@ def gated_rms_norm(
             f"{who} gates an input of shape {list(input.shape)}, given a gate of shape {list(gate.shape)}; "
             "expand the gate to the input's shape"
         )
-    if groups is not None and input.shape[-1] % groups:
-        raise ValueError(f"{who} splits {input.shape[-1]} features into groups={groups} of one size; pass a divisor")
+    size = input.shape[-1] if input.ndim else 0
+    if groups is not None:
+        check_groups(groups, size, "groups", who)
     spec = NormSpec(
         eps=eps,
         groups=groups,
@@ -257,7 +267,7 @@ def gated_rms_norm(
         gate_activation=activation,
         cast=Cast.AFTER_WEIGHT,
     )
-    return _serve(spec, input, input.shape[-1], weight, None, who, gate=gate)
+    return _serve(spec, input, size, weight, None, who, gate=gate)
 
 
 def modulated_layer_norm(
@@ -377,7 +387,7 @@ def add_residual(x: torch.Tensor, residual: torch.Tensor | None, dtype: torch.dt
     if residual.shape != x.shape:
         raise ValueError(
             f"{who} adds a residual of shape {list(residual.shape)} to an input of shape {list(x.shape)}; "
-            "both must have one shape"
+            "expand one to the shape of the other"
         )
     dtype = dtype or torch.promote_types(x.dtype, residual.dtype)
     return x.to(dtype) + residual.to(dtype)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from normwise.functional._checks import check_mask
+
 __all__ = ["as_mask", "mask_of_lengths"]
 
 
@@ -28,6 +30,8 @@ def mask_of_lengths(lengths: torch.Tensor, size: int) -> torch.Tensor:
         tensor([[ True,  True, False],
                 [ True,  True,  True]])
     """
+    if not isinstance(lengths, torch.Tensor):
+        raise TypeError(f"lengths are a tensor, given {type(lengths).__name__}; wrap them in torch.as_tensor(...)")
     if lengths.is_floating_point() or lengths.dtype is torch.bool or lengths.is_complex():
         raise TypeError(f"lengths are whole numbers, given {lengths.dtype}; convert them with lengths.long()")
     if lengths.ndim != 1:
@@ -77,8 +81,7 @@ def as_mask(
         return _of_lengths(x, lengths, channel, who, batched)
     if lengths is not None:
         raise ValueError(f"{who} takes mask or lengths, given both; drop lengths, a mask says more")
-    if mask.dtype is not torch.bool:
-        raise TypeError(f"{who} needs a bool mask, True = real, given {mask.dtype}; convert it with mask.bool()")
+    check_mask(mask, who)
     without = [size for axis, size in enumerate(x.shape) if axis != channel]
     if list(mask.shape) == without:
         return mask.unsqueeze(channel)
@@ -98,7 +101,7 @@ def _of_lengths(x: torch.Tensor, lengths: torch.Tensor, channel: int, who: str, 
             f"{who} reads lengths along the one axis beside batch and channels, given an input of shape "
             f"{list(x.shape)}; pass mask= instead"
         )
-    if lengths.shape != (x.shape[0],):
+    if isinstance(lengths, torch.Tensor) and lengths.shape != (x.shape[0],):
         raise ValueError(
             f"{who} needs one length a sample, {x.shape[0]} of them for shape {list(x.shape)}, given shape "
             f"{list(lengths.shape)}; pass lengths of shape [{x.shape[0]}]"

@@ -46,7 +46,7 @@ class _ChannelModule(NormModule):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize the channels of each position of ``input``."""
         check_floating(input, type(self).__name__)
-        check_channels(input, self.channel_dim, self.num_channels, type(self).__name__)
+        check_channels(input, self.channel_dim, self.num_channels, type(self).__name__, "num_channels")
         axis = self.channel_dim % input.ndim - input.ndim
         return kernels.forward(replace(self.spec, axes=(axis,)), input, self.weight, self.bias)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from normwise.functional._checks import check_trailing, shape_of
+from normwise.functional._checks import check_floating, check_trailing, shape_of
 from normwise.functional.pointwise import derf
 
 __all__ = ["Derf"]
@@ -71,6 +71,7 @@ class Derf(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Squash ``input`` [..., *normalized_shape]."""
+        check_floating(input, "Derf")
         check_trailing(input, self.normalized_shape, "Derf")
         return derf(input, self.alpha, self.shift, self.weight, self.bias)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from normwise.functional._checks import check_trailing, shape_of
+from normwise.functional._checks import check_floating, check_trailing, shape_of
 from normwise.functional.pointwise import dynamic_tanh
 
 __all__ = ["DynamicTanh"]
@@ -67,6 +67,7 @@ class DynamicTanh(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Squash ``input`` [..., *normalized_shape]."""
+        check_floating(input, "DynamicTanh")
         check_trailing(input, self.normalized_shape, "DynamicTanh")
         return dynamic_tanh(input, self.alpha, self.weight, self.bias)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from normwise import kernels
+from normwise.functional._checks import check_groups
 from normwise.layers._norm_module import FamilyModule
 from normwise.spec import Cast, Gate, NormSpec, Scope
 
@@ -65,10 +66,7 @@ class GatedRMSNorm(FamilyModule):
         if activation is not None:
             spec = replace(spec, gate_activation=activation)
         if groups is not None:
-            if normalized_shape % groups:
-                raise ValueError(
-                    f"GatedRMSNorm splits {normalized_shape} features into groups={groups} of one size; pass a divisor"
-                )
+            check_groups(groups, normalized_shape, "groups", "GatedRMSNorm")
             spec = replace(spec, groups=groups, scope=Scope.GROUP)
         super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from normwise.functional._checks import check_channels, check_floating
+from normwise.functional._checks import check_channels, check_floating, check_groups
 from normwise.functional.group import group_norm, group_spec
 from normwise.layers._norm_module import NormModule
 from normwise.spec import Weight
@@ -58,10 +58,7 @@ class GroupNorm(NormModule):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if num_groups < 1 or num_channels % num_groups:
-            raise ValueError(
-                f"GroupNorm splits num_channels={num_channels} into num_groups={num_groups} of one size; pass a divisor"
-            )
+        check_groups(num_groups, num_channels, "num_groups", "GroupNorm")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
         spec = group_spec(num_groups, eps, 3)
         self.spec = replace(spec, bias=affine and bias, weight=Weight.VECTOR if affine else Weight.NONE)
@@ -82,7 +79,7 @@ class GroupNorm(NormModule):
             lengths: real positions of each sample of [N, C, T].
         """
         check_floating(input, "GroupNorm")
-        check_channels(input, 1, self.num_channels, "GroupNorm")
+        check_channels(input, 1, self.num_channels, "GroupNorm", "num_channels")
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, mask=mask, lengths=lengths)
 
     def extra_repr(self) -> str:

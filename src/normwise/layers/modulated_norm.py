@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from normwise import kernels
+from normwise.functional._checks import check_broadcast
 from normwise.functional.hidden import LAYER, RMS
 from normwise.layers._norm_module import HiddenModule
 from normwise.spec import Cast, Modulation, NormSpec
@@ -21,11 +22,7 @@ _LAYER = replace(LAYER, cast=Cast.AFTER_WEIGHT)
 
 def _modulated(module: HiddenModule, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
     for name, each in (("scale", scale), ("shift", shift)):
-        if each is not None and torch.broadcast_shapes(each.shape, x.shape) != x.shape:
-            raise ValueError(
-                f"{type(module).__name__} modulates an input of shape {list(x.shape)}, given a {name} of shape "
-                f"{list(each.shape)}; give it axes of size 1 where it repeats, such as {name}.unsqueeze(1)"
-            )
+        check_broadcast(each, x, name, type(module).__name__)
     modulation = Modulation.SCALE if shift is None else Modulation.SCALE_SHIFT
     spec = module.spec if module.spec.modulation is modulation else replace(module.spec, modulation=modulation)
     return kernels.forward(spec, x, module.weight, module.bias, scale=scale, shift=shift)
@@ -104,10 +101,11 @@ class ModulatedRMSNorm(HiddenModule):
 
 def _projected(linear: nn.Linear, x: torch.Tensor, condition: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scale and shift of a condition [B, D], or [B, ..., D] with as many axes as x."""
-    if condition.shape[-1] != linear.in_features:
+    if not 1 <= condition.ndim <= x.ndim or condition.shape[-1] != linear.in_features:
         raise ValueError(
-            f"the condition has {linear.in_features} features, given shape {list(condition.shape)}; "
-            f"build the norm with cond_features={condition.shape[-1]}"
+            f"a condition has {linear.in_features} features on its last axis and no more axes than the input of "
+            f"shape {list(x.shape)}, given shape {list(condition.shape)}; build the norm with cond_features= the "
+            "features it has"
         )
     scale, shift = linear(F.silu(condition)).chunk(2, dim=-1)
     between = (1,) * (x.ndim - condition.ndim)

@@ -88,6 +88,9 @@ class QKNorm(nn.Module):
         super().__init__()
         if over not in ("head", "all_heads"):
             raise ValueError(f"QKNorm normalizes over='head' or over='all_heads', given {over!r}; pass one of them")
+        counts = {"head_dim": head_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+        if any(count is not None and count < 1 for count in counts.values()):
+            raise ValueError(f"QKNorm needs heads and features, given {counts}; pass 1 or more of each")
         if over == "all_heads" and num_heads is None:
             raise ValueError("QKNorm(over='all_heads') needs the number of heads, given None; pass num_heads=")
         self.head_dim, self.over, self.head_axis = head_dim, over, head_axis

@@ -114,13 +114,15 @@ def check_operands(
         raise ValueError(f"a bias of shape {tuple(bias.shape)} was given to a spec with bias=False; drop it")
     if (gate is None) != (spec.gate is Gate.NONE):
         given = "no gate" if gate is None else f"a gate of shape {tuple(gate.shape)}"
-        raise ValueError(f"{given} was given to a spec with gate='{spec.gate}'")
+        step = "pass gate=" if gate is None else "drop it, or change spec.gate"
+        raise ValueError(f"{given} was given to a spec with gate='{spec.gate}'; {step}")
     wanted = (spec.modulation is not Modulation.NONE, spec.modulation is Modulation.SCALE_SHIFT)
     if (scale is not None, shift is not None) != wanted:
         given = [name for name, value in (("scale", scale), ("shift", shift)) if value is not None]
         raise ValueError(
             f"a spec with modulation='{spec.modulation}' takes {'scale' * wanted[0]}{' and shift' * wanted[1]}"
-            f"{'neither scale nor shift' * (not any(wanted))}, given: {', '.join(given) or 'nothing'}"
+            f"{'neither scale nor shift' * (not any(wanted))}, given: {', '.join(given) or 'nothing'}; "
+            "pass exactly those, or change spec.modulation"
         )
 
 
