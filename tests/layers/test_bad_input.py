@@ -14,7 +14,7 @@ from torch import nn
 import normwise
 from normwise import functional as nf
 from normwise import layers
-from normwise.spec import NormSpec, reference
+from normwise.spec import Gate, NormSpec, Statistic, Weight, reference
 
 SOURCE = Path(normwise.__file__).parent
 # Refusals that need other processes or a model, held to their words in a test of their own.
@@ -23,17 +23,22 @@ ELSEWHERE = {"layers/_collectives.py", "layers/sync_batch_norm.py", "layers/stat
 X, SEQUENCES, IMAGES = torch.ones(2, 3, 6), torch.ones(2, 4, 5), torch.ones(2, 4, 3, 3)
 INTEGERS = torch.ones(2, 6, dtype=torch.long)
 LENGTHS = torch.tensor([5, 2])
+WRONG: dict[str, Any] = {"list": [1.0], "size": 6.5, "scope": "channel"}
 
 Bad = tuple[Callable[[], Any], type[Exception], str]
 
 BAD: dict[str, Bad] = {
     # functional/_checks.py
-    "no tensor": (lambda: nf.layer_norm([1.0], 1), TypeError, r"layer_norm\(\) .* given list; wrap it"),  # type: ignore[arg-type]
+    "no tensor": (lambda: nf.layer_norm(WRONG["list"], 1), TypeError, r"layer_norm\(\) .* given list; wrap it"),
     "integers": (lambda: layers.LayerNorm(6)(INTEGERS), TypeError, r"LayerNorm .* given torch.int64; .*x.float\(\)"),
     "integers, batch": (lambda: layers.BatchNorm1d(6)(INTEGERS), TypeError, r"BatchNorm1d .* given torch.int64"),
     "integers, DyT": (lambda: layers.DynamicTanh(6)(INTEGERS), TypeError, r"DynamicTanh .* given torch.int64"),
     "list, Derf": (lambda: layers.Derf(6)([1.0]), TypeError, r"Derf .* given list"),
-    "size no number": (lambda: layers.RMSNorm(6.5), TypeError, r"RMSNorm needs whole numbers .* given 6.5; .*x.shape"),  # type: ignore[arg-type]
+    "size no number": (
+        lambda: layers.RMSNorm(WRONG["size"]),
+        TypeError,
+        r"RMSNorm needs whole numbers .* given 6.5; .*x.shape",
+    ),
     "empty shape": (
         lambda: layers.LayerNorm(()),
         ValueError,
@@ -293,14 +298,14 @@ BAD: dict[str, Bad] = {
     ),
     # spec
     "other statistic": (
-        lambda: reference(NormSpec(statistic="other"), X),
+        lambda: reference(NormSpec(statistic=Statistic.OTHER), X),
         ValueError,
         r"'other' names no formula .*; choose",
-    ),  # type: ignore[arg-type]
+    ),
     "weight of none": (
-        lambda: reference(NormSpec(weight="none"), X, X[0, 0]),
+        lambda: reference(NormSpec(weight=Weight.NONE), X, X[0, 0]),
         ValueError,
-        r"weight of shape \(6,\) .* weight='none'; drop",  # type: ignore[arg-type]
+        r"weight of shape \(6,\) .* weight='none'; drop",
     ),
     "bias of none": (
         lambda: nf.norm(NormSpec(), X, None, X[0, 0]),
@@ -308,10 +313,10 @@ BAD: dict[str, Bad] = {
         r"bias of shape \(6,\) .* bias=False; drop",
     ),
     "no gate": (
-        lambda: nf.norm(NormSpec(gate="after"), X),
+        lambda: nf.norm(NormSpec(gate=Gate.AFTER), X),
         ValueError,
         r"no gate was given .* gate='after'; pass gate=",
-    ),  # type: ignore[arg-type]
+    ),
     "gate of none": (lambda: nf.norm(NormSpec(), X, gate=X), ValueError, r"a gate .* gate='none'; drop it"),
     "modulation": (
         lambda: nf.norm(NormSpec(), X, scale=X),
@@ -319,10 +324,10 @@ BAD: dict[str, Bad] = {
         r"neither scale nor shift, given: scale; pass exactly",
     ),
     "unknown word": (
-        lambda: NormSpec(scope="channel"),
+        lambda: NormSpec(scope=WRONG["scope"]),
         ValueError,
         r"no norm is like this: scope='channel' is none of ",
-    ),  # type: ignore[arg-type]
+    ),
     "contradiction": (lambda: NormSpec(axes=(1,)), ValueError, r"no norm is like this: axes=\(1,\) must be negative"),
 }
 
@@ -382,7 +387,7 @@ def test_every_raise_has_a_case() -> None:
         with pytest.raises(kind) as raised:
             call()
         last = raised.traceback[-1]
-        reached.add((str(last.path.relative_to(SOURCE)), last.lineno + 1))
+        reached.add((str(Path(last.path).relative_to(SOURCE)), last.lineno + 1))
     assert reached == refusals()
 
 
