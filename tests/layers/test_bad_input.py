@@ -122,7 +122,6 @@ BAD: dict[str, Bad] = {
         ValueError,
         r"num_channels=5 on axis 1, given 4",
     ),
-    # functional/batch.py
     "batch of 1 axis": (lambda: nf.batch_norm(X[0, 0]), ValueError, r"batch axis and channels, given shape \[6\]; add"),
     "nothing to use": (
         lambda: nf.batch_norm(IMAGES),
@@ -149,13 +148,11 @@ BAD: dict[str, Bad] = {
         ValueError,
         r"per sample and channel, .* \[2, 4, 1\]; use",
     ),
-    # functional/general.py
     "norm() axes": (
         lambda: nf.norm(NormSpec(axes=(-4,)), X),
         ValueError,
         r"axes \[-4\], given an input of 3 axes, .*; change",
     ),
-    # functional/group.py
     "group of 1 axis": (
         lambda: nf.group_norm(X[0, 0], 2),
         ValueError,
@@ -187,7 +184,6 @@ BAD: dict[str, Bad] = {
         ValueError,
         r"AddRMSNorm adds .* \[3, 6\] to .* \[2, 3, 6\]; expand",
     ),
-    # functional/lp.py
     "lp order": (lambda: nf.lp_norm(X, p=0), ValueError, r"given p = 0 .*; pass a p above 0"),
     "lp axes": (lambda: nf.lp_norm(X, 1, 3), ValueError, r"over dim=\[3\], given an input of 3 axes, .*; pass axes"),
     # functional/masks.py
