@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import normwise as nw
-from normwise import layers
+from normwise import kernels, layers
 from normwise.facts.records import NormSite
-from normwise.functional.batch import batch_spec, instance_spec
+from normwise.functional.batch import BATCH, batch_spec, instance_spec
 from normwise.functional.group import group_spec
 from normwise.spec import Cast, Form, Gate, NormSpec, Scope, Statistic, Weight
 from normwise.spec.definition import eps_of
@@ -49,6 +49,18 @@ class Host(nn.Module):
         return self.out(self.norm(h, **options))
 
 
+class TorchValues(nn.Module):
+    """A spec whose value is that of torch's own op, and whose gradient is ours."""
+
+    def __init__(self, spec: NormSpec) -> None:
+        super().__init__()
+        self.spec = replace(spec, form=Form.TORCH)
+        self.weight, self.bias = nn.Parameter(torch.ones(CHANNELS)), nn.Parameter(torch.zeros(CHANNELS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return kernels.forward(self.spec, x, self.weight, self.bias)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A layer, where it stands, and the spec it has there."""
@@ -82,6 +94,7 @@ def _batch(ndim: int, channel_dim: int = 1) -> Callable[[Any], NormSpec]:
 
 
 L2 = NormSpec(statistic=Statistic.L2, eps=1e-12, eps_inside=False, eps_clamp=True, weight=Weight.NONE)
+LLAMA = layers.FAMILIES["llama"]
 LENGTHS = {"lengths": torch.tensor([7, 4])}
 MASK = {"mask": torch.arange(7) < torch.tensor([[7], [4]])}
 CASES = [
@@ -200,6 +213,40 @@ CASES = [
         layout="sequence",
         spec=lambda n: instance_spec(1e-5, 3),
         options=LENGTHS,
+    ),
+    Case(name="layer over two axes", build=lambda: layers.LayerNorm((7, HIDDEN))),
+    Case(name="rms over two axes", build=lambda: layers.RMSNorm((7, HIDDEN))),
+    Case(name="eps beside the root", build=lambda: layers.Norm(replace(LLAMA, eps_inside=False), HIDDEN)),
+    Case(name="eps as a bound", build=lambda: layers.Norm(replace(LLAMA, eps_inside=False, eps_clamp=True), HIDDEN)),
+    Case(name="a constant factor", build=lambda: layers.Norm(replace(LLAMA, factor=2.0), HIDDEN)),
+    Case(name="unbiased", build=lambda: layers.Norm(replace(layers.FAMILIES["deberta"], biased=False), HIDDEN)),
+    Case(name="layer without eps", build=lambda: layers.Norm(replace(layers.FAMILIES["cohere"], eps=0.0), HIDDEN)),
+    Case(name="rms with a mask", build=lambda: layers.Norm(LLAMA, HIDDEN), options={"mask": MASK["mask"][..., None]}),
+    Case(
+        name="channel layer 1d",
+        build=lambda: layers.ChannelLayerNorm(HIDDEN),
+        layout="sequence",
+        spec=lambda n: replace(n.spec, axes=(-2,)),
+    ),
+    Case(name="sync batch", build=lambda: layers.SyncBatchNorm(CHANNELS), layout="image", spec=_batch(4)),
+    Case(
+        name="batch without bias",
+        build=lambda: layers.BatchNorm2d(CHANNELS, bias=False),
+        layout="image",
+        spec=_batch(4),
+    ),
+    Case(
+        name="instance with running statistics",
+        build=lambda: layers.InstanceNorm2d(CHANNELS, affine=True, track_running_stats=True),
+        layout="image",
+        spec=lambda n: batch_spec(replace(BATCH, running=True), 4, 1),
+    ),
+    Case(name="torch's group", build=lambda: TorchValues(group_spec(4, 1e-5, 4)), layout="image"),
+    Case(name="torch's instance", build=lambda: TorchValues(instance_spec(1e-5, 4)), layout="image"),
+    Case(
+        name="torch's batch",
+        build=lambda: TorchValues(batch_spec(replace(BATCH, running=False), 4, 1)),
+        layout="image",
     ),
 ]
 

@@ -124,13 +124,23 @@ def _multiply(flow: Flow, out: Affine, other: object, value: int) -> bool:
         if out.weight is not None or out.bias is not None:
             return False
         out.weight, out.weight_offset = other.value, offset_of(flow, other.value)
-        out.weight_kind = Weight.SCALAR if record.numel == 1 and not _one_wide(flow, value) else Weight.VECTOR
+        scalar = _is_one_number(flow, other.value) and not _one_wide(flow, value)
+        out.weight_kind = Weight.SCALAR if scalar else Weight.VECTOR
         out.weight_axes = tuple(a for a in range(-len(record.shape), 0) if record.shape[a] > 1)
         return True
     if record.scalar is not None:
         out.factor *= record.scalar
         return True
     return False
+
+
+def _is_one_number(flow: Flow, value: int) -> bool:
+    """Whether a gain is a single number, perhaps repeated."""
+    op = flow.graph.producer(value)
+    while flow.graph.values[value].numel > 1 and op is not None and op.short in ops.VIEW:
+        value = op.inputs[0]
+        op = flow.graph.producer(value)
+    return flow.graph.values[value].numel == 1
 
 
 def _one_wide(flow: Flow, value: int) -> bool:

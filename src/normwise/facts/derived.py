@@ -229,7 +229,7 @@ def _scope(flow: Flow, candidate: Candidate, affine: Affine) -> Scope:
         return Scope.INSTANCE
     if ndim >= 4 and trailing and len(axes) == ndim - 2 + 1 and affine.viewed_back:
         return Scope.GROUP
-    if -1 not in axes and len(axes) < ndim - 1 and ndim == 3:
+    if axes == (-2,) and ndim == 3 and not _spans_axes(affine, axes):
         return Scope.INSTANCE  # over the positions of one sample and channel
     return Scope.HIDDEN
 
