@@ -15,7 +15,7 @@ from normwise.layers._convention_probe import Probe, Values, random
 from normwise.layers._convention_structure import Structure
 from normwise.layers.families import FAMILIES
 from normwise.spec import PROMOTED, Cast, Form, Gate, NormSpec, Statistic, Weight
-from normwise.spec.definition import along
+from normwise.spec.definition import along, stats_dtype
 
 __all__ = ["Match", "best_match", "families_of"]
 
@@ -203,7 +203,9 @@ def _ours(spec: NormSpec, structure: Structure, sample: _Sample) -> torch.Tensor
     if structure.mean is not None and structure.variance is not None:
         sizes = zip(range(-sample.x.ndim, 0), sample.x.shape, strict=True)
         shape = [1 if axis in spec.axes else size for axis, size in sizes]
-        mean, variance = (sample.values[name].to(sample.parameters) for name in (structure.mean, structure.variance))
+        dtype = torch.promote_types(sample.parameters, stats_dtype(spec, sample.x))
+        names = (structure.mean, structure.variance)
+        mean, variance = (sample.values[name].to(sample.parameters).to(dtype) for name in names)
         given = Moments(mean.reshape(shape), variance.reshape(shape), 0)
     return kernels.forward(spec, sample.x, weight, bias, gate=sample.gate, given=given)
 

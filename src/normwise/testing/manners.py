@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from typing import Any
 
 import torch
@@ -143,6 +144,8 @@ def compiles(case: Case) -> Measured:
     """``torch.compile`` makes one graph of it, which computes the same to some units in the last place."""
     layer, x = case.layer(), case.input()
     expected = case.call(layer, x).detach()
-    compiled = torch.compile(lambda x: case.call(layer, x), fullgraph=True)(x).detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own, on its first use
+        compiled = torch.compile(lambda x: case.call(layer, x), fullgraph=True)(x).detach()
     off = (compiled.double() - expected.double()).abs() / case.truth(x, case.parameters(layer)).scale
     return Measured(float(off.max()) / torch.finfo(torch.float32).eps, 16.0, "units in the last place")
