@@ -12,6 +12,7 @@ from torch import nn
 
 from normwise import kernels
 from normwise.errors import NotKnown
+from normwise.layers import FrozenBatchNorm
 from normwise.layers.convention import convention_of, families_of, match_of
 from normwise.spec import PROMOTED, Cast, Form, Gate, Kind, NormSpec, Scope, Statistic, Weight
 from tests.layers.norm_calls import class_of
@@ -217,6 +218,12 @@ def test_names_the_family() -> None:
 
     assert {"gemma", "gemma2", "recurrent-gemma"} <= set(families_of(convention_of(GemmaRMSNorm(24))))
     assert families_of(NormSpec(eps=0.5, factor=3.0)) == ()
+
+
+def test_names_our_frozen_batch_norm_to_the_bit() -> None:
+    match = match_of(FrozenBatchNorm(24))
+    assert (match.spec.form, match.spec.running) == (Form.FOLDED, True)
+    assert all(match.exact)
 
 
 @pytest.mark.parametrize("gate", [Gate.BEFORE, Gate.AFTER])

@@ -203,7 +203,8 @@ def _ours(spec: NormSpec, structure: Structure, sample: _Sample) -> torch.Tensor
     if structure.mean is not None and structure.variance is not None:
         sizes = zip(range(-sample.x.ndim, 0), sample.x.shape, strict=True)
         shape = [1 if axis in spec.axes else size for axis, size in sizes]
-        dtype = torch.promote_types(sample.parameters, stats_dtype(spec, sample.x))
+        wide = torch.promote_types(sample.parameters, stats_dtype(spec, sample.x))
+        dtype = wide if spec.stats_dtype else sample.parameters
         names = (structure.mean, structure.variance)
         mean, variance = (sample.values[name].to(sample.parameters).to(dtype) for name in names)
         given = Moments(mean.reshape(shape), variance.reshape(shape), 0)
