@@ -99,13 +99,15 @@ def fill(layer: nn.Module) -> None:
         parameter.data.copy_(torch.rand(parameter.shape, generator=random, dtype=torch.float64) + 0.5)
 
 
-def train(scenario: Scenario, layer: nn.Module, ranks: tuple[int, ...]) -> Result:
-    """Run the steps on what these ranks hold, and return all there is to compare."""
+def train(
+    scenario: Scenario, layer: nn.Module, ranks: tuple[int, ...], forward: Callable[..., torch.Tensor] | None = None
+) -> Result:
+    """Run the steps on what these ranks hold (through ``forward``, such as the layer compiled); return all results."""
     fill(layer)
     result: Result = {}
     for step, (x, upstream, real) in enumerate(scenario.steps(ranks)):
         x = x.clone().requires_grad_()
-        y = _forward(scenario, layer, x, scenario.padding_of(real))
+        y = _forward(scenario, layer if forward is None else forward, x, scenario.padding_of(real))
         _loss(scenario, x, y, upstream).backward()
         assert x.grad is not None
         result |= {f"output {step}": y.detach(), f"input gradient {step}": x.grad}
@@ -117,10 +119,12 @@ def train(scenario: Scenario, layer: nn.Module, ranks: tuple[int, ...]) -> Resul
     return result
 
 
-def _forward(scenario: Scenario, layer: nn.Module, x: torch.Tensor, padding: dict[str, Any]) -> torch.Tensor:
+def _forward(
+    scenario: Scenario, forward: Callable[..., torch.Tensor], x: torch.Tensor, padding: dict[str, Any]
+) -> torch.Tensor:
     if scenario.checkpointed is None:
-        return layer(x, **padding)
-    return checkpoint(layer, x, use_reentrant=scenario.checkpointed)  # type: ignore[no-any-return]
+        return forward(x, **padding)
+    return checkpoint(forward, x, use_reentrant=scenario.checkpointed)  # type: ignore[no-any-return]
 
 
 def _loss(scenario: Scenario, x: torch.Tensor, y: torch.Tensor, upstream: torch.Tensor) -> torch.Tensor:
@@ -152,6 +156,7 @@ SCENARIOS: dict[str, Scenario] = {
     "no bias": Scenario(splits=((5, 3),), options={"bias": False}),
     "no running statistics": Scenario(splits=((5, 3),), options={"track_running_stats": False}),
     "momentum None": Scenario(splits=((5, 3), (2, 6), (4, 0)), options={"momentum": None}),
+    "many sizes": Scenario(splits=tuple((3 + step, 9 - step) for step in range(6)), padding="lengths"),
     "momentum and eps": Scenario(splits=((5, 3), (2, 6)), options={"momentum": 0.7, "eps": 0.3}),
     "single input": Scenario(splits=((1, 1),), inner=()),
     "one element in all": Scenario(splits=((1, 0),), inner=()),

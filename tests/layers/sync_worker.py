@@ -1,6 +1,6 @@
 """One process of a group: runs every scenario of its world size, and what must fail, and saves what came out.
 
-Run as ``python -m tests.layers.sync_worker RANK WORLD FOLDER``.
+Run as ``python -m tests.layers.sync_worker RANK WORLD FOLDER``; ``compiled`` after that runs the slow part.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from normwise.layers._collectives import Ranks
 from normwise.layers.statistics import update_statistics
 from normwise.layers.sync_batch_norm import SyncBatchNorm
 from tests.layers.sync_scenarios import CHANNELS, SCENARIOS, Scenario, train
@@ -80,6 +81,55 @@ def recalibration_batches(rank: int) -> list[torch.Tensor]:
     return [parts[step * 2 + rank] for step in range(3)]
 
 
+def batches_alone(rank: int) -> list[torch.Tensor]:
+    """Return two batches for rank 0 and one for rank 1, none of a single sample: torch's norms refuse those."""
+    return [batch for batch in recalibration_batches(rank) if len(batch) > 1][: 2 - rank]
+
+
+def recalibrated_alone(rank: int) -> dict[str, torch.Tensor]:
+    """Return statistics of a norm that does not synchronize, from unequally many batches on the ranks."""
+    norm = nn.BatchNorm1d(4).double()
+    update_statistics(norm, batches_alone(rank), process_group=distributed.group.WORLD)
+    return {"running_mean": norm.get_buffer("running_mean"), "running_var": norm.get_buffer("running_var")}
+
+
+def counted() -> dict[str, list[str]]:
+    """Return the collectives of one forward and of one backward pass."""
+    started: list[str] = []
+    run = Ranks.run
+
+    def counting(self: Ranks, start: Callable[..., Any], what: str) -> None:
+        started.append(what)
+        run(self, start, what)
+
+    Ranks.run = counting
+    try:
+        y = SyncBatchNorm(CHANNELS)(torch.ones(2, CHANNELS, requires_grad=True))
+        forward = list(started)
+        y.sum().backward()
+    finally:
+        Ranks.run = run
+    return {"forward": forward, "backward": started[len(forward) :]}
+
+
+def first_layer(rank: int) -> dict[str, torch.Tensor]:
+    """Return the gradient of a gain where the input of rank 0 requires gradients and that of rank 1 does not."""
+    norm = SyncBatchNorm(CHANNELS, dtype=torch.float64, timeout=30)
+    x = torch.arange(4.0 * CHANNELS).reshape(4, CHANNELS).double().requires_grad_(rank == 0)
+    norm(x).pow(2).sum().backward()
+    weight = norm.get_parameter("weight")
+    assert weight.grad is not None
+    return {"weight gradient": weight.grad, "other": torch.zeros(()) if x.grad is None else x.grad}
+
+
+def compiled(rank: int) -> dict[str, Any]:
+    """Return what a compiled layer gives over steps of many batch sizes, and how many graphs that took."""
+    scenario = SCENARIOS["many sizes"]
+    layer = SyncBatchNorm(CHANNELS, dtype=scenario.dtype)
+    result = train(scenario, layer, (rank,), torch.compile(layer, fullgraph=True, backend="aot_eager"))
+    return {"result": result, "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
+
+
 def calls(forwards: int, backwards: int, group: distributed.ProcessGroup) -> None:
     """Call a layer and go back through it, as often as said."""
     layer = SyncBatchNorm(CHANNELS, process_group=group, timeout=PATIENCE)
@@ -106,20 +156,28 @@ def disagreeing(rank: int, folder: Path, forwards: tuple[int, int], backwards: t
     return {"message": message, "seconds": seconds}
 
 
-def main(rank: int, world: int, folder: Path) -> None:
-    """Run all and save ``rank-RANK.pt``."""
-    distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
-    results: dict[str, Any] = {
-        name: scenario_result(scenario, rank) for name, scenario in SCENARIOS.items() if scenario.world == world
-    }
+def everything(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Return the results of all that is not slow."""
+    mine = {name: scenario for name, scenario in SCENARIOS.items() if scenario.world == world}
+    results: dict[str, Any] = {name: scenario_result(scenario, rank) for name, scenario in mine.items()}
     results["DDP"] = wrapped(rank, world)
     if world == 2:
         results["recalibrated"] = recalibrated(rank)
+        results["recalibrated alone"] = recalibrated_alone(rank)
+        results["collectives"] = counted()
+        results["first layer"] = first_layer(rank)
         results["fewer forward passes"] = disagreeing(rank, folder, (2, 1), (0, 0))
         results["fewer backward passes"] = disagreeing(rank, folder, (1, 1), (1, 0))
+    return results
+
+
+def main(rank: int, world: int, folder: Path, what: str = "everything") -> None:
+    """Run and save ``rank-RANK.pt``."""
+    distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
+    results = compiled(rank) if what == "compiled" else everything(rank, world, folder)
     torch.save(results, folder / f"rank-{rank}.pt")
     distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

@@ -79,6 +79,11 @@ def gather(row: torch.Tensor, ranks: Ranks, anchor: torch.Tensor | None = None) 
         anchor: where it requires gradients, the backward pass comes through here (one all_reduce) even if
             ``row`` requires none, so that ranks whose inputs differ in that still agree.
     """
+    if torch.compiler.is_compiling():
+        # Of a graph only this can be part; differentiable once, as compiled graphs are, and without an anchor.
+        from torch.distributed._functional_collectives import all_gather_tensor_autograd
+
+        return all_gather_tensor_autograd(row, 0, ranks.group).unflatten(0, (ranks.size, -1))
     return _Gather.apply(row, anchor, ranks)  # type: ignore[no-any-return]
 
 

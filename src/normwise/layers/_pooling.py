@@ -82,7 +82,9 @@ def measure(spec: NormSpec, x: torch.Tensor, mask: torch.Tensor | None, dtype: t
     found = kernels.moments(spec, scaled, mask)
     assert found.mean is not None
     center = found.mean.detach()
-    elements = torch.as_tensor(found.elements, dtype=dtype, device=x.device)
+    elements = found.elements
+    if not isinstance(elements, torch.Tensor):  # full: a number that depends on a dynamic size stays symbolic
+        elements = torch.full((), elements, dtype=dtype, device=x.device)
     centered = masked(scaled - center, mask)
     rest = masked_mean(centered, spec.axes, elements, mask)
     row = [each.expand(center.shape).flatten() for each in (power, center, rest, found.statistic, elements)]
