@@ -107,11 +107,12 @@ def test_the_order_of_samples_and_tokens_does_not_matter(drawn: Any, seed: int) 
         torch.testing.assert_close(moved, norm(x, mask)[samples][..., steps], rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("make", [layers.BatchNorm1d, layers.InstanceNorm1d])
-def test_a_batch_of_padding_leaves_running_statistics_alone(make: Any) -> None:
-    norm = make(C, track_running_stats=True, affine=True)
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("make", [layers.BatchNorm1d, layers.InstanceNorm1d, layers.SyncBatchNorm])
+def test_a_batch_of_padding_leaves_running_statistics_alone(make: Any, momentum: float | None) -> None:
+    norm = make(C, track_running_stats=True, affine=True, momentum=momentum)
     norm(torch.randn(3, C, T))
-    before = [each.clone() for each in (norm.running_mean, norm.running_var)]
+    before = [each.clone() for each in norm.buffers()]
     x = torch.full((3, C, T), float("nan"), requires_grad=True)
     y = norm(x, mask=torch.zeros(3, T, dtype=torch.bool))
     y.sum().backward()
@@ -119,7 +120,14 @@ def test_a_batch_of_padding_leaves_running_statistics_alone(make: Any) -> None:
     assert x.grad is not None
     assert x.grad.eq(0).all()
     assert norm.weight.grad.eq(0).all()
-    assert all(map(torch.equal, before, (norm.running_mean, norm.running_var)))
+    assert all(map(torch.equal, before, norm.buffers()))
+
+
+def test_a_batch_of_padding_is_not_averaged_in() -> None:
+    norm = layers.BatchNorm1d(C, momentum=None)
+    norm(torch.full((3, C, T), float("nan")), lengths=torch.zeros(3, dtype=torch.long))
+    norm(torch.full((3, C, T), 5.0))
+    assert norm.running_mean.tolist() == [5.0] * C
 
 
 def test_a_batch_counts_for_its_real_elements_not_for_its_size() -> None:

@@ -9,6 +9,7 @@ import torch
 
 from normwise.functional._checks import check_channels, check_floating
 from normwise.functional.batch import BATCH, batch_norm
+from normwise.functional.masks import as_mask
 from normwise.layers._norm_module import NormModule
 
 __all__ = ["BatchModule", "StatisticsModule", "is_recomputing"]
@@ -66,15 +67,18 @@ class StatisticsModule(NormModule):
         self.reset_running_stats()
         super().reset_parameters()
 
-    def _count_batch(self) -> float | torch.Tensor | None:
-        """Count this batch, and return the weight its statistics get; None where running ones stay as they are."""
+    def _count_batch(self, real: torch.Tensor | None) -> float | torch.Tensor | None:
+        """Count this batch, and return the weight its statistics get; None where running ones stay as they are.
+
+        ``real`` marks real elements; a batch without any does not count.
+        """
         if not self.training or self.num_batches_tracked is None or self.running_mean is None or is_recomputing():
             return None
-        self.num_batches_tracked.add_(1)
+        self.num_batches_tracked.add_(1 if real is None else real.any())
         if self.momentum is not None:
             return self.momentum
         wide = torch.promote_types(self.running_mean.dtype, torch.float32)  # a third in float32 is not one in float64
-        return self.num_batches_tracked.to(wide).reciprocal()
+        return self.num_batches_tracked.to(wide).clamp_min(1).reciprocal()
 
     def _load_from_state_dict(
         self,
@@ -143,7 +147,8 @@ class BatchModule(StatisticsModule):
             lengths: real positions of each sample, for sequences padded on the right.
         """
         self._check(input)
-        momentum = self._count_batch()
+        real = as_mask(input, mask, lengths, self.channel_dim, type(self).__name__)
+        momentum = self._count_batch(real)
         moving = momentum is not None
         use_batch = self.training or self.running_mean is None
         return batch_norm(
@@ -155,8 +160,7 @@ class BatchModule(StatisticsModule):
             use_batch,
             0.0 if momentum is None else momentum,
             self.spec.eps or 0.0,
-            mask=mask,
-            lengths=lengths,
+            mask=real,
             channel_dim=self.channel_dim,
         )
 

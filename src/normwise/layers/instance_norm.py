@@ -8,6 +8,7 @@ import torch
 
 from normwise.functional._checks import check_channels, check_floating
 from normwise.functional.batch import instance_norm, instance_spec
+from normwise.functional.masks import as_mask
 from normwise.layers._batch_module import StatisticsModule
 from normwise.spec import Weight
 
@@ -69,7 +70,8 @@ class _InstanceModule(StatisticsModule):
         return self._normalize(input[None], None if mask is None else mask[None], lengths)[0]
 
     def _normalize(self, x: torch.Tensor, mask: torch.Tensor | None, lengths: torch.Tensor | None) -> torch.Tensor:
-        momentum = self._count_batch()
+        real = as_mask(x, mask, lengths, 1, type(self).__name__)
+        momentum = self._count_batch(real)
         use_input = self.training or self.running_mean is None
         needed = momentum is not None or not use_input
         return instance_norm(
@@ -81,8 +83,7 @@ class _InstanceModule(StatisticsModule):
             use_input,
             0.0 if momentum is None else momentum,
             self.spec.eps or 0.0,
-            mask=mask,
-            lengths=lengths,
+            mask=real,
         )
 
 

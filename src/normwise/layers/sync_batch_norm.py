@@ -138,7 +138,7 @@ class SyncBatchNorm(BatchModule):
             )
         real = as_mask(input, mask, lengths, self.channel_dim, "SyncBatchNorm")
         y, found = self._synchronized(input, real, ranks)
-        momentum = self._count_batch()
+        momentum = self._count_batch(found.elements > 0)
         if momentum is not None:
             update_running(self.running_mean, self.running_var, *per_channel(Moments(*found)), momentum)
         return y
