@@ -85,7 +85,7 @@ BAD: dict[str, Bad] = {
     "mask no tensor": (
         lambda: layers.BatchNorm1d(4)(SEQUENCES, mask=[True]),
         TypeError,
-        r"batch_norm\(\) .* given list; wrap",
+        r"BatchNorm1d needs a mask as a tensor, given list; wrap",
     ),
     "mask no bool": (
         lambda: nf.norm(NormSpec(), X, mask=torch.ones(2, 3, 1)),
