@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import subprocess
@@ -20,7 +19,6 @@ from torch import nn
 
 from normwise import layers
 from normwise.layers.statistics import update_statistics
-from normwise.layers.sync_batch_norm import SyncBatchNorm
 from tests.layers import sync_worker
 from tests.layers.sync_scenarios import CHANNELS, SCENARIOS, SPLITS, SPLITS_OF_THREE, Result, Scenario, fill, train
 
@@ -369,40 +367,6 @@ def test_says_what_to_check_when_a_rank_calls_less_often(results: Results, name:
     assert "Every rank must call the layer, and backward through it, the same number of times" in waiting["message"]
     assert sync_worker.PATIENCE <= waiting["seconds"] < 5 * sync_worker.PATIENCE
     assert silent["message"] == ""
-
-
-# -- without other processes --------------------------------------------------------------------------------
-
-
-def test_is_batch_norm_without_a_process_group() -> None:
-    sync, single = SyncBatchNorm(3), layers.BatchNorm(3)
-    x = torch.randn(4, 3, 5)
-    for _ in range(2):
-        assert torch.equal(sync(x), single(x))
-    assert torch.equal(sync.eval()(x), single.eval()(x))
-    assert sync.state_dict().keys() == nn.SyncBatchNorm(3).state_dict().keys()
-
-
-def test_loads_from_torch_and_back() -> None:
-    ours, theirs = SyncBatchNorm(3, momentum=None), nn.SyncBatchNorm(3, momentum=None)
-    fill(theirs)
-    ours.load_state_dict(theirs.state_dict())
-    theirs.load_state_dict(ours.state_dict())
-    assert torch.equal(ours.get_parameter("weight"), theirs.weight)
-
-
-def test_refuses_a_timeout_that_is_no_time() -> None:
-    with pytest.raises(ValueError, match=r"given 0; pass more than 0, or None for the timeout of the process group"):
-        SyncBatchNorm(3, timeout=0)
-
-
-def test_copies_share_the_process_group() -> None:
-    group: Any = (entry for entry in ())  # cannot be copied, like a group
-    layer = SyncBatchNorm(3, process_group=group)
-    twin = copy.deepcopy(layer)
-    assert twin.process_group is group
-    assert twin.weight is not layer.weight
-    assert torch.equal(twin(torch.eye(3)), layer(torch.eye(3)))
 
 
 def test_the_comparison_would_see_a_mean_of_means(results: Results) -> None:

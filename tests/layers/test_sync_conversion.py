@@ -1,8 +1,9 @@
-"""SyncBatchNorm.convert: takes the place of every batch norm, keeps what it holds, refuses what would be lost."""
+"""SyncBatchNorm in one process, and its ``convert``: takes the place of every batch norm, keeps what it holds, refuses what would be lost."""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,41 @@ from torch.nn.utils import parametrizations
 
 from normwise import layers
 from normwise.layers.sync_batch_norm import SyncBatchNorm
+from tests.layers.sync_scenarios import fill
+
+
+def test_is_batch_norm_without_a_process_group() -> None:
+    sync, single = SyncBatchNorm(3), layers.BatchNorm(3)
+    x = torch.randn(4, 3, 5)
+    for _ in range(2):
+        assert torch.equal(sync(x), single(x))
+    assert torch.equal(sync.eval()(x), single.eval()(x))
+    assert sync.state_dict().keys() == nn.SyncBatchNorm(3).state_dict().keys()
+
+
+def test_loads_from_torch_and_back() -> None:
+    ours, theirs = SyncBatchNorm(3, momentum=None), nn.SyncBatchNorm(3, momentum=None)
+    fill(theirs)
+    ours.load_state_dict(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    assert torch.equal(ours.get_parameter("weight"), theirs.weight)
+
+
+def test_refuses_a_timeout_that_is_no_time() -> None:
+    with pytest.raises(ValueError, match=r"given 0; pass more than 0, or None for the timeout of the process group"):
+        SyncBatchNorm(3, timeout=0)
+
+
+def test_copies_share_the_process_group() -> None:
+    group: Any = (entry for entry in ())  # cannot be copied, like a group
+    layer = SyncBatchNorm(3, process_group=group)
+    twin = copy.deepcopy(layer)
+    assert twin.process_group is group
+    assert twin.weight is not layer.weight
+    assert torch.equal(twin(torch.eye(3)), layer(torch.eye(3)))
+
+
+# -- conversion ----------------------------------------
 
 
 def mixed_model() -> nn.Sequential:
