@@ -1,4 +1,4 @@
-"""SyncBatchNorm in one process, and its ``convert``: takes the place of every batch norm, keeps what it holds, refuses what would be lost."""
+"""SyncBatchNorm in one process, and ``convert``: replaces every batch norm, refuses what would lose something."""
 
 from __future__ import annotations
 
