@@ -14,7 +14,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from normwise import checkup, errors, facts, functional, graph, kernels, layers, models, rendering, spec, targets, testing
+    from normwise import (
+        checkup,
+        errors,
+        facts,
+        functional,
+        graph,
+        kernels,
+        layers,
+        models,
+        rendering,
+        spec,
+        targets,
+        testing,
+    )
     from normwise.checkup import check, map
     from normwise.checkup.finding import Basis, Finding, NotChecked, Severity
     from normwise.checkup.report import Report
