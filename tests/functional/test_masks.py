@@ -127,7 +127,7 @@ def test_a_batch_of_padding_is_not_averaged_in() -> None:
     norm = layers.BatchNorm1d(C, momentum=None)
     norm(torch.full((3, C, T), float("nan")), lengths=torch.zeros(3, dtype=torch.long))
     norm(torch.full((3, C, T), 5.0))
-    assert norm.running_mean.tolist() == [5.0] * C
+    assert norm.get_buffer("running_mean").tolist() == [5.0] * C
 
 
 def test_a_batch_counts_for_its_real_elements_not_for_its_size() -> None:
