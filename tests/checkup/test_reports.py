@@ -18,6 +18,7 @@ from normwise.checkup.report import Report
 from normwise.checkup.reports import html as html_format
 from normwise.checkup.reports._words import ZH, words
 from normwise.facts.records import ProfileRow, StackKind
+from normwise.spec import NormSpec, Statistic
 from tests.checkup.sample_reports import HOSTILE, SAMPLES, decoder, empty, encoder, faulty, hostile
 
 PART_FILES = files("normwise.checkup.reports")
@@ -206,6 +207,16 @@ def test_a_block_that_differs_has_its_own_line() -> None:
     page = text(replace(report, norms=(*report.norms[:4], odd, *report.norms[5:])), width=120)
     assert re.search(r"layers\.\{0,2-5\}\.input_layernorm +×5 .* 1e-6", page)
     assert re.search(r"layers\.1\.input_layernorm  +rms .* 1e-5", page)
+
+
+def test_a_norm_that_only_its_kind_makes_look_plain_says_what_else_it_does() -> None:
+    report = decoder()
+    odd = {"partial": 0.25, "statistic": Statistic.COMPLETED, "weight_on_input": True}
+    for (field, value), shown in zip(odd.items(), ("of the first 0.25", "of n+1", "of w x"), strict=True):
+        site = replace(report.norms[0], spec=NormSpec(**{field: value}))
+        assert f"rms {shown}" in text(replace(report, norms=(site,)))
+        (row,) = json.loads(reports.render(replace(report, norms=(site,)), "json"))["norms"]
+        assert row[field] == value
 
 
 def test_the_verdict_is_on_top_and_says_that_the_model_is_unchanged() -> None:

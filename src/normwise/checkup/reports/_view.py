@@ -13,7 +13,7 @@ from normwise.facts.records import Evidence, NormSite, ProfileRow, Stack, StackK
 from normwise.rendering.cleaning import clean, shorten
 from normwise.rendering.collapse import Group, collapse, collapse_paths
 from normwise.rendering.numbers import number, quantity
-from normwise.spec import Gate, Kind, Modulation, NormSpec, Weight
+from normwise.spec import Gate, Kind, Modulation, NormSpec, Statistic, Weight
 
 if TYPE_CHECKING:
     from normwise.checkup.report import Report
@@ -190,6 +190,12 @@ def _kind(spec: NormSpec) -> str:
         parts.append("modulated")
     if not spec.biased:
         parts.append("n-1")
+    if spec.partial < 1:
+        parts.append(f"of the first {number(spec.partial)}")
+    if spec.statistic is Statistic.COMPLETED:
+        parts.append("of n+1")
+    if spec.weight_on_input:
+        parts.append("of w x")
     return " ".join(parts)
 
 

@@ -111,10 +111,12 @@ def _spec(site: NormSite) -> dict[str, Any]:
         "eps_inside": form.eps_inside,
         "eps_clamp": form.eps_clamp,
         "biased": form.biased,
+        "partial": form.partial,
         "stats_dtype": form.stats_dtype or site.dtype,  # a norm without a cast keeps the dtype of its input
         "upcast": form.stats_dtype is not None,
         "weight": form.weight,
         "weight_offset": int(form.weight_offset) if float(form.weight_offset).is_integer() else form.weight_offset,
+        "weight_on_input": form.weight_on_input,
         "bias": form.bias,
         "cast": form.cast,
         "gated": form.gate is not Gate.NONE,
