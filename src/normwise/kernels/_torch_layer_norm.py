@@ -53,10 +53,10 @@ def _layer_norm(
     h: torch.Tensor, shape: tuple[int, ...], gain: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
     no_gradient = not torch.is_grad_enabled() or (gain is None and bias is None)
-    if no_gradient or (gain is not None and torch.compiler.is_compiling()):
+    if no_gradient or (gain is not None and (torch.compiler.is_compiling() or h.device.type != "cpu")):
         return F.layer_norm(h, shape, gain, bias, eps)
-    # torch's gradients of gain and shift depend on the number of threads, and it raises in the second derivative of
-    # a shift without a gain: its value, the gradients of a product and of a sum
+    # On a CPU torch's gradients of gain and shift depend on the number of threads, and anywhere it raises in the
+    # second derivative of a shift without a gain: its value, the gradients of a product and of a sum
     y = affine(F.layer_norm(h, shape, None, None, eps), gain, bias)
     own, addend = (None if each is None else each.detach() for each in (gain, bias))
     return F.layer_norm(h.detach(), shape, own, addend, eps) + (y - y.detach())
