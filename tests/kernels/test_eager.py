@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from normwise import kernels
 from normwise.kernels import eager
-from normwise.spec import Cast, Form, NormSpec, Scope, Statistic, Weight, reference
+from normwise.spec import Cast, Form, Gate, NormSpec, Scope, Statistic, Weight, reference
 from tests.strategies import float64_tensors, hidden_specs, seeds
 
 LAYER = NormSpec(center=True, statistic=Statistic.VARIANCE, eps=1e-5, bias=True, form=Form.TORCH)
@@ -154,3 +154,40 @@ def test_every_kernel_says_what_it_refuses_and_eager_refuses_nothing() -> None:
     assert "eager" in kernels.KERNELS
     assert kernels.refusals(RMS, torch.ones(2, 3)).get("eager") is None
     assert eager.refusal(LAYER, torch.ones(2, 3), None, None, None) is None
+
+
+GROUPED = NormSpec(
+    scope=Scope.GROUP, axes=(-2, -1), groups=2, center=True, statistic=Statistic.VARIANCE, form=Form.TORCH, bias=True
+)
+HIDDEN = replace(GROUPED, scope=Scope.HIDDEN, axes=(-1,), groups=None)
+CHANGES = {
+    "gate first": {"gate": Gate.BEFORE},
+    "gain on the input": {"weight_on_input": True},
+    "machine eps": {"eps": None},
+    "scalar gain": {"weight": Weight.SCALAR, "bias": False},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spec", [GROUPED, HIDDEN], ids=["group", "layer"])
+def test_torchs_values_are_taken_only_of_what_torch_is_given(spec: NormSpec, dtype: torch.dtype, change: str) -> None:
+    spec = replace(spec, **CHANGES[change])
+    x, z, small = torch.randn(3, 4, 5), torch.randn(3, 4, 5), torch.randn(3, 4, 5) * 0.01
+    size = 4 if spec.groups else 5
+    weight = torch.tensor(2.0) if spec.weight is Weight.SCALAR else torch.rand(size) + 0.5
+    bias = torch.randn(size) if spec.bias else None
+    x = (small if spec.eps is None else x).to(dtype)
+    gain, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+    gate = z.to(dtype) if spec.gate is Gate.BEFORE else None
+    exact = replace(spec, eps=torch.finfo(torch.float32).eps if spec.eps is None else spec.eps)
+    wide = [None if each is None else each.double() for each in (gain, shift)]
+    truth = reference(exact, x.double(), *wide, gate=None if gate is None else gate.double())
+    y = kernels.forward(spec, x, gain, shift, gate=gate)
+    assert float((y - truth).abs().max()) < 16 * torch.finfo(dtype).eps
+
+
+def test_a_mask_reaches_the_first_part_of_any_axis() -> None:
+    x, mask = torch.randn(3, 4, 5, dtype=torch.float64), torch.rand(3, 4, 5) > 0.3
+    spec = NormSpec(scope=Scope.OTHER, axes=(-2,), partial=0.5)
+    torch.testing.assert_close(kernels.forward(spec, x, mask=mask), reference(spec, x, mask=mask), rtol=1e-12, atol=0)

@@ -8,24 +8,36 @@ import torch
 import torch.nn.functional as F
 
 from normwise.kernels._arithmetic import affine, power_of_two
-from normwise.spec import Cast, Form, NormSpec, Scope, Statistic
+from normwise.spec import Cast, Form, Gate, NormSpec, Scope, Statistic
 from normwise.spec.definition import eps_of
 
-__all__ = ["is_torch_layer_norm", "torch_layer_norm"]
+__all__ = ["is_changed_before", "is_of_torch", "is_torch_layer_norm", "torch_layer_norm"]
 
 
-def is_torch_layer_norm(spec: NormSpec, x: torch.Tensor) -> bool:
+def is_of_torch(spec: NormSpec) -> bool:
+    """Return whether one of torch's kernels computes the quotient of ``spec``, and is asked for."""
     return (
         spec.form is Form.TORCH
-        and spec.scope is Scope.HIDDEN
         and spec.center
         and spec.statistic is Statistic.VARIANCE
         and spec.biased
         and spec.eps_inside
         and not spec.eps_clamp
-        and spec.groups is None
         and spec.factor == 1.0
-        and eps_of(spec, x.dtype) > 0
+        and spec.eps != 0
+    )
+
+
+def is_changed_before(spec: NormSpec) -> bool:
+    """Return whether something is multiplied into the input before it is normalized."""
+    return spec.gate is Gate.BEFORE or spec.weight_on_input
+
+
+def is_torch_layer_norm(spec: NormSpec, x: torch.Tensor) -> bool:
+    return (
+        is_of_torch(spec)
+        and spec.scope is Scope.HIDDEN
+        and spec.groups is None
         and sorted(spec.axes) == list(range(-len(spec.axes), 0))
         and math.prod([x.shape[axis] for axis in spec.axes]) > 1  # of one element torch returns a gradient for the gain
     )
@@ -44,7 +56,7 @@ def torch_layer_norm(
     y = _layer_norm(h if power is None else h * power, shape, wide_g, wide_b, eps)
     if spec.cast in (Cast.NONE, Cast.BEFORE_WEIGHT) and x.dtype != h.dtype:
         y = y.to(x.dtype)
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not is_changed_before(spec):
             y = _with_value_of_half_kernel(y, x, shape, g, b, eps, power)
     return y if inside else affine(y, gain, bias)
 

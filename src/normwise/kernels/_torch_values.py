@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from normwise.kernels._arithmetic import power_of_two
-from normwise.spec import Form, NormSpec, Scope, Statistic
-from normwise.spec.definition import eps_of
+from normwise.kernels._torch_layer_norm import is_changed_before, is_of_torch
+from normwise.spec import NormSpec, Scope, Weight
+from normwise.spec.definition import eps_of, stats_dtype
 
 __all__ = ["with_torch_values"]
 
@@ -33,23 +34,17 @@ def with_torch_values(
         wide = torch.promote_types(x.dtype, torch.float32) if x.device.type == "cpu" else x.dtype
         parameters = [None if each is None else each.to(wide) for each in parameters]
         given = given and (given[0].to(wide), given[1].to(wide))
-    run = {Scope.GROUP: _group_norm, Scope.INSTANCE: _instance_norm}.get(spec.scope, _batch_norm)
-    same = run(spec, x.detach(), parameters[0], parameters[1], given) + (y - y.detach())
+    same = _value(spec, x.detach(), parameters, given) + (y - y.detach())
     safe = None if given is not None else _safe(spec, x)
     return same if safe is None else torch.where(safe, same, y)
 
 
 def _is_torch_norm(spec: NormSpec, x: torch.Tensor, given: tuple[torch.Tensor, torch.Tensor] | None) -> bool:
     usual = (
-        spec.form is Form.TORCH
-        and spec.center
-        and spec.biased
-        and spec.statistic is Statistic.VARIANCE
-        and spec.eps_inside
-        and not spec.eps_clamp
-        and spec.factor == 1.0
+        is_of_torch(spec)
+        and not is_changed_before(spec)
+        and spec.weight is not Weight.SCALAR
         and spec.weight_offset == 0.0
-        and eps_of(spec, x.dtype) > 0
         and x.numel() > 0
     )
     rest = set(range(-x.ndim, 0)) - set(spec.axes)
@@ -63,36 +58,20 @@ def _is_torch_norm(spec: NormSpec, x: torch.Tensor, given: tuple[torch.Tensor, t
     )
 
 
-def _group_norm(
+def _value(
     spec: NormSpec,
     x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    parameters: list[torch.Tensor | None],
     given: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    return F.group_norm(x, spec.groups or 1, weight, bias, eps_of(spec, x.dtype))
-
-
-def _instance_norm(
-    spec: NormSpec,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    given: tuple[torch.Tensor, torch.Tensor] | None,
-) -> torch.Tensor:
-    return F.instance_norm(x, weight=weight, bias=bias, eps=eps_of(spec, x.dtype))
-
-
-def _batch_norm(
-    spec: NormSpec,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    given: tuple[torch.Tensor, torch.Tensor] | None,
-) -> torch.Tensor:
+    weight, bias = parameters
+    eps = eps_of(spec, stats_dtype(spec, x))
+    if spec.scope is Scope.GROUP:
+        return F.group_norm(x, spec.groups or 1, weight, bias, eps)
+    if spec.scope is Scope.INSTANCE:
+        return F.instance_norm(x, weight=weight, bias=bias, eps=eps)
     channels = next(axis for axis in range(-x.ndim, 0) if axis not in spec.axes)
     mean, variance = (None, None) if given is None else (each.detach().reshape(-1) for each in given)
-    eps = eps_of(spec, x.dtype)
     y = F.batch_norm(x.movedim(channels, 1), mean, variance, weight, bias, given is None, 0.0, eps)
     return y.movedim(1, channels)
 

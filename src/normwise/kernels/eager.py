@@ -261,9 +261,10 @@ def _second_moment(
     spec: NormSpec, h: torch.Tensor, mask: torch.Tensor | None, count: torch.Tensor | int
 ) -> torch.Tensor:
     if spec.partial < 1:
-        h = h.narrow(spec.axes[0], 0, int(h.shape[spec.axes[0]] * spec.partial))
+        axis = spec.axes[0]
+        h = h.narrow(axis, 0, int(h.shape[axis] * spec.partial))
         if mask is not None:
-            mask = mask.expand(*mask.shape[:-1], h.shape[-1]) if mask.shape[-1] == 1 else mask[..., : h.shape[-1]]
+            mask = mask if mask.shape[axis] == 1 else mask.narrow(axis, 0, h.shape[axis])
             count = count_real(mask, h, spec.axes)
     if spec.statistic is Statistic.L2:
         return h.pow(2).sum(spec.axes, keepdim=True)
