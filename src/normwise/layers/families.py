@@ -25,6 +25,13 @@ _LAYER = NormSpec(center=True, statistic=Statistic.VARIANCE, eps=1e-5, bias=True
 _PLAIN_LAYER = replace(_LAYER, bias=False)
 _LAYER_THEN_AFFINE = replace(_LAYER, cast=Cast.BEFORE_WEIGHT, out_dtype=PROMOTED)
 _HAND_LAYER = replace(_LAYER_THEN_AFFINE, form=Form.DIVISION)
+_ANNOTATED = replace(  # weight * c / (std + eps) + bias, as Python reads it
+    replace(_NATIVE, center=True, statistic=Statistic.VARIANCE, bias=True),
+    eps=1e-6,
+    eps_inside=False,
+    biased=False,
+    form=Form.LEFT_TO_RIGHT,
+)
 _LAYER_1P = replace(_LAYER, weight_offset=1.0, offset_in_weight_dtype=True)
 
 _GATE_FIRST = replace(_LLAMA, gate=Gate.BEFORE)  # N(x * silu(z)); the number of groups is in the config
@@ -71,7 +78,7 @@ _TABLE: tuple[tuple[str, NormSpec], ...] = (
     ("vitdet", replace(_HAND_LAYER, eps=1e-6, stats_dtype=None)),
     ("pocket-tts-flow", replace(_LAYER_THEN_AFFINE, form=Form.WELFORD, stats_dtype=None)),
     ("xlstm-multihead", replace(_LAYER_THEN_AFFINE, bias=False, eps=1e-6, form=Form.WELFORD)),
-    ("annotated-transformer", replace(_HAND_LAYER, eps=1e-6, eps_inside=False, biased=False, stats_dtype=None)),
+    ("annotated-transformer", _ANNOTATED),
     # gated RMSNorm
     ("mamba2-gated bamba-gated zamba2-gated granite-hybrid-gated nemotron-h-gated", _GATE_FIRST),
     ("qwen3-next-gated qwen3-5-gated olmo-hybrid-gated", _GATE_LAST),

@@ -84,7 +84,7 @@ class Form(StrEnum):
     RECIPROCAL = "reciprocal"  # weight * (c * rsqrt(s + eps)): most hand-written norms
     DIVISION = "division"  # weight * (c / sqrt(s + eps)): DeBERTa, ImageGPT
     FOLDED = "folded"  # c * (weight * rsqrt(s + eps)), the mean folded into the bias: FrozenBatchNorm
-    LEFT_TO_RIGHT = "left_to_right"  # (weight * c) * rsqrt(s + eps): Gradium
+    LEFT_TO_RIGHT = "left_to_right"  # (weight * c) * rsqrt(s + eps), or / root: Gradium, Annotated Transformer
     WELFORD = "welford"  # as reciprocal, with the variance of torch.var, not the mean of c^2: PocketTTS, xLSTM
     TORCH = "torch"  # whatever torch's own layer_norm kernel does
 
