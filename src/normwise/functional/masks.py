@@ -60,8 +60,6 @@ def as_mask(
     lengths: torch.Tensor | None,
     channel_dim: int,
     who: str,
-    *,
-    batched: bool = True,
 ) -> torch.Tensor | None:
     """Return what the user said about padding as a bool tensor that broadcasts to ``x``, or None.
 
@@ -71,14 +69,13 @@ def as_mask(
         lengths: real positions of each sample.
         channel_dim: the axis of ``x`` that holds channels.
         who: the norm's name, for messages.
-        batched: False where ``x`` has no batch axis.
     """
     if mask is None and lengths is None:
         return None
     channel = channel_dim % x.ndim
     if mask is None:
         assert lengths is not None
-        return _of_lengths(x, lengths, channel, who, batched)
+        return _of_lengths(x, lengths, channel, who)
     if lengths is not None:
         raise ValueError(f"{who} takes mask or lengths, given both; drop lengths, a mask says more")
     check_mask(mask, who)
@@ -94,9 +91,9 @@ def as_mask(
     return mask
 
 
-def _of_lengths(x: torch.Tensor, lengths: torch.Tensor, channel: int, who: str, batched: bool) -> torch.Tensor:
-    steps = [axis for axis in range(x.ndim) if axis != channel and (axis != 0 or not batched)]
-    if len(steps) != 1 or not batched:
+def _of_lengths(x: torch.Tensor, lengths: torch.Tensor, channel: int, who: str) -> torch.Tensor:
+    steps = [axis for axis in range(x.ndim) if axis not in (0, channel)]
+    if len(steps) != 1:
         raise ValueError(
             f"{who} reads lengths along the one axis beside batch and channels, given an input of shape "
             f"{list(x.shape)}; pass mask= instead"

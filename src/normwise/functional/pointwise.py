@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from normwise.functional._checks import check_floating, check_parameter
@@ -67,7 +69,7 @@ def derf(
 
 
 def _pointwise(
-    function: object,
+    function: Callable[[torch.Tensor], torch.Tensor],
     x: torch.Tensor,
     alpha: torch.Tensor,
     shift: torch.Tensor | None,
@@ -81,5 +83,5 @@ def _pointwise(
     with no_autocast(x):
         wide = torch.promote_types(x.dtype, torch.float32)
         inner = alpha.to(wide) * x.to(wide)
-        y = function(inner if shift is None else inner + shift.to(wide))  # type: ignore[operator]
+        y = function(inner if shift is None else inner + shift.to(wide))
         return affine(y, weight, bias).to(x.dtype)

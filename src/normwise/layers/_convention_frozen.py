@@ -27,7 +27,7 @@ def frozen_structure(probe: Probe) -> Structure | None:
     names = list(probe.values(buffers=True))
     if not 2 <= len(names) <= 4:
         return None
-    roles = {name: _role(probe, names, name) for name in names}
+    roles = {name: _role(probe, name) for name in names}
     by_role = {role: name for name, role in roles.items()}
     if len(by_role) < len(names) or "var" not in by_role or "mean" not in by_role:
         return None
@@ -66,7 +66,7 @@ def _slope(probe: Probe, values: Values) -> float:
     return float((_at(probe, 1.0, values) - _at(probe, 0.0, values)).flatten()[0])
 
 
-def _role(probe: Probe, names: list[str], name: str) -> str:
+def _role(probe: Probe, name: str) -> str:
     """Return which operand a tensor is, told by what setting it to 0 among ones does."""
     slope = _slope(probe, _ones(probe, **{name: 0.0}))
     if abs(slope) < 1e-9:
