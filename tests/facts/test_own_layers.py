@@ -15,7 +15,7 @@ from normwise import kernels, layers
 from normwise.facts.records import NormSite
 from normwise.functional.batch import BATCH, batch_spec, instance_spec
 from normwise.functional.group import group_spec
-from normwise.spec import Cast, Form, Gate, NormSpec, Scope, Statistic, Weight
+from normwise.spec import Cast, Form, Gate, NormSpec, Statistic, Weight
 from normwise.spec.definition import eps_of
 
 HIDDEN, CHANNELS = 24, 12
@@ -111,12 +111,7 @@ CASES = [
     Case(name="centered rms", build=lambda: layers.CenteredRMSNorm(HIDDEN)),
     Case(name="gated", build=lambda: layers.GatedRMSNorm(HIDDEN), layout="gated"),
     Case(name="gated first", build=lambda: layers.GatedRMSNorm(HIDDEN, norm_before_gate=False), layout="gated"),
-    Case(
-        name="gated in groups",
-        build=lambda: layers.GatedRMSNorm(HIDDEN, groups=4),
-        layout="gated",
-        spec=lambda n: replace(n.spec, scope=Scope.HIDDEN),
-    ),
+    Case(name="gated in groups", build=lambda: layers.GatedRMSNorm(HIDDEN, groups=4), layout="gated"),
     Case(name="modulated layer", build=lambda: layers.ModulatedLayerNorm(HIDDEN), layout="modulated"),
     Case(name="modulated rms", build=lambda: layers.ModulatedRMSNorm(HIDDEN), layout="modulated"),
     Case(name="ada layer", build=lambda: layers.AdaLayerNorm(HIDDEN, 10), layout="conditioned"),

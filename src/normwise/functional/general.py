@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from normwise import kernels
-from normwise.functional._checks import check_broadcast, check_floating, check_mask
+from normwise.functional._checks import check_broadcast, check_floating, check_groups, check_mask
 from normwise.spec import NormSpec
 from normwise.spec.definition import along, check_operands
 
@@ -40,7 +40,8 @@ def norm(
 
     Raises:
         TypeError: ``input`` is not floating point, or ``mask`` is not bool.
-        ValueError: an operand the spec does not have, or one it lacks; axes that the input does not have.
+        ValueError: an operand the spec does not have, or one it lacks; axes that the input does not have, or that
+            ``groups`` or ``partial`` do not fit.
 
     Examples:
         >>> import torch
@@ -55,9 +56,21 @@ def norm(
             f"norm() of a spec over axes {list(spec.axes)}, given an input of {input.ndim} axes, shape "
             f"{list(input.shape)}; change spec.axes or add the missing axes"
         )
+    _check_parts(spec, input.shape[min(spec.axes)])
     check_mask(mask, "norm()")
     for name, parameter in (("weight", weight), ("bias", bias)):
         check_broadcast(None if parameter is None else along(spec, parameter, input.ndim), input, name, "norm()")
     for name, operand in (("mask", mask), ("gate", gate), ("scale", scale), ("shift", shift)):
         check_broadcast(operand, input, name, "norm()")
     return kernels.forward(spec, input, weight, bias, mask, gate=gate, scale=scale, shift=shift)
+
+
+def _check_parts(spec: NormSpec, size: int) -> None:
+    if spec.groups is not None:
+        check_groups(spec.groups, size, "groups", "norm()")
+    size //= spec.groups or 1
+    if int(size * spec.partial) < 1 <= size:
+        raise ValueError(
+            f"norm() takes its statistic over int(n * partial) elements, given n = {size} and "
+            f"partial={spec.partial}; change spec.partial so that it leaves at least one"
+        )

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from normwise.functional._checks import check_channels, check_floating
-from normwise.functional.batch import BATCH, batch_norm
+from normwise.functional.batch import BATCH, batch_norm, batch_spec
 from normwise.functional.masks import as_mask
 from normwise.layers._norm_module import NormModule
+from normwise.spec import Weight
 
 __all__ = ["BatchModule", "StatisticsModule", "is_recomputing"]
 
@@ -47,7 +48,7 @@ class StatisticsModule(NormModule):
                 f"{type(self).__name__} needs the number of channels, given num_features={num_features}; pass 1 or more"
             )
         self.num_features = num_features
-        self.eps, self.momentum = self.spec.eps, momentum
+        self.momentum = momentum
         self.affine, self.track_running_stats = affine, tracks
         for name, fill in (("running_mean", torch.zeros), ("running_var", torch.ones)):
             self.register_buffer(name, fill(num_features, device=device, dtype=dtype) if tracks else None)
@@ -70,11 +71,16 @@ class StatisticsModule(NormModule):
     def _count_batch(self, real: torch.Tensor | None) -> float | torch.Tensor | None:
         """Count this batch, and return the weight its statistics get; None where running ones stay as they are.
 
-        ``real`` marks real elements; a batch without any does not count.
+        ``real`` marks real elements; a batch without any does not count. ``elements`` are those of a set, real or
+        not: without any, or with a single one, which is refused, torch counts the batch, and so does this. With
+        ``momentum=None`` it does not: there the count is what the average divides by.
         """
         if not self.training or self.num_batches_tracked is None or self.running_mean is None or is_recomputing():
             return None
-        self.num_batches_tracked.add_(1 if real is None else real.any())
+        if elements < 2:
+            self.num_batches_tracked.add_(0 if self.momentum is None or real is not None else 1)
+        else:
+            self.num_batches_tracked.add_(1 if real is None else real.any())
         if self.momentum is not None:
             return self.momentum
         wide = torch.promote_types(self.running_mean.dtype, torch.float32)  # a third in float32 is not one in float64
@@ -126,7 +132,15 @@ class BatchModule(StatisticsModule):
         channel_dim: int = 1,
     ) -> None:
         super().__init__()
-        self.spec = replace(BATCH, eps=eps, running=track_running_stats, bias=affine and bias)
+        spec = replace(
+            BATCH,
+            eps=eps,
+            running=track_running_stats,
+            weight=Weight.VECTOR if affine else Weight.NONE,
+            bias=affine and bias,
+        )
+        ndim = max(*(self.axes_allowed or (3,)), channel_dim + 1, -channel_dim)  # the most usual layout it takes
+        self.spec = batch_spec(spec, ndim, channel_dim)
         self.channel_dim = channel_dim
         self._register(
             num_features, momentum, affine=affine, bias=bias, tracks=track_running_stats, device=device, dtype=dtype
@@ -159,7 +173,7 @@ class BatchModule(StatisticsModule):
             self.bias,
             use_batch,
             0.0 if momentum is None else momentum,
-            self.spec.eps or 0.0,
+            self.eps or 0.0,
             mask=real,
             channel_dim=self.channel_dim,
         )

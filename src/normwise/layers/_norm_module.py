@@ -28,6 +28,44 @@ class NormModule(nn.Module):
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
+    @property
+    def eps(self) -> float | None:
+        """Return the eps of ``spec``; setting it changes ``spec``, as ``module.eps = 1e-3`` does in torch."""
+        return self.spec.eps
+
+    @eps.setter
+    def eps(self, value: float | None) -> None:
+        self.spec = replace(self.spec, eps=value)
+
+    def _follow(
+        self,
+        spec: NormSpec,
+        shape: tuple[int, ...],
+        eps: float | None,
+        *,
+        elementwise_affine: bool,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        """Take over ``spec`` with other options, and make the parameters of ``shape`` that it has."""
+        for name, usual in (("gate", self.usual.gate), ("modulation", self.usual.modulation)):
+            given = getattr(spec, name)
+            if (given == "none") != (usual == "none"):
+                raise ValueError(
+                    f"{type(self).__name__} computes norms with {name}='{usual}', given a spec with {name}='{given}'; "
+                    f"pass a spec with {name}='{usual}', or use the layer Norm, which computes any spec"
+                )
+        self.elementwise_affine = elementwise_affine and spec.weight is not Weight.NONE
+        self.spec = replace(
+            spec,
+            eps=spec.eps if eps is None else eps,
+            weight=spec.weight if self.elementwise_affine else Weight.NONE,
+            bias=bias and elementwise_affine and spec.bias,
+        )
+        shape = () if spec.weight is Weight.SCALAR else shape
+        self._register_affine(shape, weight=self.elementwise_affine, bias=self.spec.bias, device=device, dtype=dtype)
+
     def _register_affine(
         self,
         shape: tuple[int, ...],
@@ -82,18 +120,16 @@ class HiddenModule(NormModule):
     ) -> None:
         super().__init__()
         self.normalized_shape = shape_of(normalized_shape, type(self).__name__)
-        self.eps = spec.eps if eps is None else eps
-        self.elementwise_affine = elementwise_affine and spec.weight is not Weight.NONE
-        bias = bias and elementwise_affine and spec.bias
-        self.spec = replace(
+        spec = replace(spec, axes=trailing(self.normalized_shape))
+        self._follow(
             spec,
-            axes=trailing(self.normalized_shape),
-            eps=self.eps,
-            weight=spec.weight if self.elementwise_affine else Weight.NONE,
+            self.normalized_shape,
+            eps,
+            elementwise_affine=elementwise_affine,
             bias=bias,
+            device=device,
+            dtype=dtype,
         )
-        shape = () if spec.weight is Weight.SCALAR else self.normalized_shape
-        self._register_affine(shape, weight=self.elementwise_affine, bias=bias, device=device, dtype=dtype)
 
     def _check(self, input: torch.Tensor) -> None:
         check_floating(input, type(self).__name__)

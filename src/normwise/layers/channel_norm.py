@@ -10,7 +10,7 @@ from normwise import kernels
 from normwise.functional._checks import check_channels, check_floating
 from normwise.functional.hidden import LAYER, RMS
 from normwise.layers._norm_module import NormModule
-from normwise.spec import NormSpec, Weight
+from normwise.spec import NormSpec
 
 __all__ = ["ChannelLayerNorm", "ChannelRMSNorm"]
 
@@ -35,12 +35,14 @@ class _ChannelModule(NormModule):
                 f"{type(self).__name__} needs the number of channels, given num_channels={num_channels}; pass 1 or more"
             )
         self.num_channels, self.channel_dim = num_channels, channel_dim
-        self.eps = spec.eps if eps is None else eps
-        self.elementwise_affine = elementwise_affine
-        weight = spec.weight if elementwise_affine else Weight.NONE
-        self.spec = replace(spec, eps=self.eps, weight=weight, bias=bias and elementwise_affine)
-        self._register_affine(
-            (num_channels,), weight=elementwise_affine, bias=self.spec.bias, device=device, dtype=dtype
+        self._follow(
+            spec,
+            (num_channels,),
+            eps,
+            elementwise_affine=elementwise_affine,
+            bias=bias,
+            device=device,
+            dtype=dtype,
         )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -63,14 +65,14 @@ class ChannelLayerNorm(_ChannelModule):
 
     Args:
         num_channels: C.
-        eps: added to the variance.
+        eps: added to the variance; None is the one of ``spec``, 1e-6 by default.
         elementwise_affine: whether there are a gain and a shift for each channel.
         bias: whether there is a shift.
         device: of the parameters.
         dtype: of the parameters.
         channel_dim: axis of the channels.
-        spec: another convention, such as one of ``normwise.layers.FAMILIES``; its eps is not taken,
-            pass it too.
+        spec: another convention, such as one of ``normwise.layers.FAMILIES``; its eps and its
+            parameters are used unless given here.
 
     Shape:
         [N, C, *] -> the same
@@ -94,7 +96,7 @@ class ChannelLayerNorm(_ChannelModule):
     def __init__(
         self,
         num_channels: int,
-        eps: float = 1e-6,
+        eps: float | None = None,
         elementwise_affine: bool = True,
         bias: bool = True,
         device: torch.device | str | None = None,
@@ -119,7 +121,7 @@ class ChannelRMSNorm(_ChannelModule):
     def __init__(
         self,
         num_channels: int,
-        eps: float = 1e-6,
+        eps: float | None = None,
         elementwise_affine: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

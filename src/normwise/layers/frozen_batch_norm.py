@@ -56,7 +56,7 @@ class FrozenBatchNorm(NormModule):
         channel_dim: int = 1,
     ) -> None:
         super().__init__()
-        self.num_features, self.eps, self.channel_dim = num_features, eps, channel_dim
+        self.num_features, self.channel_dim = num_features, channel_dim
         self.spec = replace(_FROZEN, eps=eps)
         zeros, ones = (make(num_features, device=device, dtype=dtype) for make in (torch.zeros, torch.ones))
         self.register_buffer("weight", ones)
@@ -110,6 +110,11 @@ class FrozenBatchNorm(NormModule):
         """Scale and shift each channel of ``input``."""
         check_floating(input, "FrozenBatchNorm")
         check_channels(input, self.channel_dim, self.num_features, "FrozenBatchNorm")
+        if input.ndim < 2:
+            raise ValueError(
+                f"FrozenBatchNorm needs a batch axis and channels, given shape {list(input.shape)}; "
+                "add an axis with x.unsqueeze(0)"
+            )
         spec = batch_spec(self.spec, input.ndim, self.channel_dim)
         given = running_moments(spec, input, self.running_mean, self.running_var)  # type: ignore[arg-type]
         return kernels.forward(spec, input, self.weight, self.bias, given=given)

@@ -9,7 +9,7 @@ import torch
 from normwise import kernels
 from normwise.functional._checks import check_groups
 from normwise.layers._norm_module import FamilyModule
-from normwise.spec import Cast, Gate, NormSpec, Scope
+from normwise.spec import Cast, Gate, NormSpec
 
 __all__ = ["GatedRMSNorm"]
 
@@ -67,7 +67,7 @@ class GatedRMSNorm(FamilyModule):
             spec = replace(spec, gate_activation=activation)
         if groups is not None:
             check_groups(groups, normalized_shape, "groups", "GatedRMSNorm")
-            spec = replace(spec, groups=groups, scope=Scope.GROUP)
+            spec = replace(spec, groups=groups)
         super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec)
 
     def forward(self, input: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

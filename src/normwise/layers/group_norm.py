@@ -59,7 +59,7 @@ class GroupNorm(NormModule):
     ) -> None:
         super().__init__()
         check_groups(num_groups, num_channels, "num_groups", "GroupNorm")
-        self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
+        self.num_groups, self.num_channels, self.affine = num_groups, num_channels, affine
         spec = group_spec(num_groups, eps, 3)
         self.spec = replace(spec, bias=affine and bias, weight=Weight.VECTOR if affine else Weight.NONE)
         self._register_affine((num_channels,), weight=affine, bias=affine and bias, device=device, dtype=dtype)
@@ -80,7 +80,7 @@ class GroupNorm(NormModule):
         """
         check_floating(input, "GroupNorm")
         check_channels(input, 1, self.num_channels, "GroupNorm", "num_channels")
-        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, mask=mask, lengths=lengths)
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps or 0.0, mask=mask, lengths=lengths)
 
     def extra_repr(self) -> str:
         """Return torch's words."""

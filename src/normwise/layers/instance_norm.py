@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from normwise.functional._checks import check_channels, check_floating
+from normwise.functional._checks import check_channels, check_floating, check_mask
 from normwise.functional.batch import instance_norm, instance_spec
 from normwise.functional.masks import as_mask
 from normwise.layers._batch_module import StatisticsModule
@@ -58,6 +58,7 @@ class _InstanceModule(StatisticsModule):
         """
         who = type(self).__name__
         check_floating(input, who)
+        check_mask(mask, who)
         batched = input.ndim == 2 + self.positions
         if not batched and input.ndim != 1 + self.positions:
             raise ValueError(
@@ -82,7 +83,7 @@ class _InstanceModule(StatisticsModule):
             self.bias,
             use_input,
             0.0 if momentum is None else momentum,
-            self.spec.eps or 0.0,
+            self.eps or 0.0,
             mask=real,
         )
 

@@ -30,7 +30,7 @@ class _HeadNorm(HiddenModule):
             return kernels.forward(self.spec, x, self.weight, self.bias)
         axes = (head_axis, -1)
         weight, bias = (
-            None if each is None else each.unflatten(0, (self.heads, self.head_dim))
+            each if each is None or not each.ndim else each.unflatten(0, (self.heads, self.head_dim))
             for each in (self.weight, self.bias)
         )
         return kernels.forward(replace(self.spec, axes=axes), x, weight, bias)
