@@ -106,6 +106,8 @@ def forward_and_moments(
     """Return what ``forward`` returns, and the moments it used: None where torch's kernel kept them to itself."""
     with no_autocast(x):
         h, dtype = _widened(spec, x, mask), stats_dtype(spec, x)
+        # at padding these may hold NaN too, which the backward pass would multiply by 0
+        gate, scale, shift = (None if each is None else masked(each, mask) for each in (gate, scale, shift))
         gain = None if weight is None else along(spec, _gain(spec, weight, dtype), x.ndim)
         addend = None if bias is None else along(spec, bias, x.ndim)
         found = None

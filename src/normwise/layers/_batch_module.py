@@ -68,7 +68,7 @@ class StatisticsModule(NormModule):
         self.reset_running_stats()
         super().reset_parameters()
 
-    def _count_batch(self, real: torch.Tensor | None) -> float | torch.Tensor | None:
+    def _count_batch(self, real: torch.Tensor | None, elements: int = 2) -> float | torch.Tensor | None:
         """Count this batch, and return the weight its statistics get; None where running ones stay as they are.
 
         ``real`` marks real elements; a batch without any does not count. ``elements`` are those of a set, real or
