@@ -162,7 +162,7 @@ class BatchModule(StatisticsModule):
         """
         self._check(input)
         real = as_mask(input, mask, lengths, self.channel_dim, type(self).__name__)
-        momentum = self._count_batch(real)
+        momentum = self._count_batch(real, input.numel() // self.num_features)
         moving = momentum is not None
         use_batch = self.training or self.running_mean is None
         return batch_norm(

@@ -89,7 +89,9 @@ class FrozenBatchNorm(NormModule):
         return frozen.train(norm.training)
 
     def reset_parameters(self) -> None:
-        """Do nothing: there are no parameters."""
+        """Make all four neutral, as after ``to_empty()``; nothing else changes them."""
+        for name, fill in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
+            self.get_buffer(name).fill_(fill)
 
     def _load_from_state_dict(
         self,

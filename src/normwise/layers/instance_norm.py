@@ -72,7 +72,7 @@ class _InstanceModule(StatisticsModule):
 
     def _normalize(self, x: torch.Tensor, mask: torch.Tensor | None, lengths: torch.Tensor | None) -> torch.Tensor:
         real = as_mask(x, mask, lengths, 1, type(self).__name__)
-        momentum = self._count_batch(real)
+        momentum = self._count_batch(real, x.numel() // max(x.shape[0] * self.num_features, 1))
         use_input = self.training or self.running_mean is None
         needed = momentum is not None or not use_input
         return instance_norm(
