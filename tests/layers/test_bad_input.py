@@ -23,7 +23,7 @@ ELSEWHERE = {"layers/_collectives.py", "layers/sync_batch_norm.py", "layers/stat
 X, SEQUENCES, IMAGES = torch.ones(2, 3, 6), torch.ones(2, 4, 5), torch.ones(2, 4, 3, 3)
 INTEGERS = torch.ones(2, 6, dtype=torch.long)
 LENGTHS = torch.tensor([5, 2])
-WRONG: dict[str, Any] = {"list": [1.0], "size": 6.5, "scope": "channel"}
+WRONG: dict[str, Any] = {"3.0": 3.0, "none": None, "tuple": (8,), "list": [1.0], "size": 6.5, "scope": "channel"}
 
 Bad = tuple[Callable[[], Any], type[Exception], str]
 
@@ -234,6 +234,39 @@ BAD: dict[str, Bad] = {
     ),
     # layers
     "no channels": (lambda: layers.BatchNorm1d(0), ValueError, r"BatchNorm1d .* given num_features=0; pass 1 or more"),
+    "no whole channels": (
+        lambda: layers.BatchNorm1d(WRONG["3.0"]),
+        TypeError,
+        r"num_features=3.0 of type float; pass an int",
+    ),
+    "no frozen channels": (lambda: layers.FrozenBatchNorm(0), ValueError, r"FrozenBatchNorm .* num_features=0; pass 1"),
+    "no grouped channels": (lambda: layers.GroupNorm(1, 0), ValueError, r"GroupNorm .* num_channels=0; pass 1 or more"),
+    "no whole groups": (
+        lambda: layers.GroupNorm(WRONG["3.0"], 4),
+        TypeError,
+        r"GroupNorm .* num_groups=3.0 of type float",
+    ),
+    "no eps": (
+        lambda: layers.BatchNorm1d(3, WRONG["none"]),
+        ValueError,
+        r"adds eps .* given None; pass a number",
+    ),
+    "no whole head": (lambda: layers.QKNorm(WRONG["3.0"]), TypeError, r"QKNorm .* head_dim=3.0 of type float"),
+    "several axes, partial": (
+        lambda: layers.PartialRMSNorm(WRONG["tuple"]),
+        TypeError,
+        r"normalized_shape=\(8,\) of type tuple",
+    ),
+    "several axes, adaptive": (
+        lambda: layers.AdaLayerNorm(WRONG["tuple"], 4),
+        TypeError,
+        r"AdaLayerNorm .* of type tuple",
+    ),
+    "a spec that centres": (
+        lambda: layers.RMSNorm(8, spec=layers.FAMILIES["gpt2"]),
+        ValueError,
+        r"RMSNorm computes norms with center=False, given a spec with center=True; use LayerNorm",
+    ),
     "axes of BatchNorm2d": (
         lambda: layers.BatchNorm2d(4)(SEQUENCES),
         ValueError,

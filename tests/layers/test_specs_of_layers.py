@@ -125,3 +125,8 @@ def test_an_operand_that_a_layer_cannot_take_is_refused_and_not_forgotten(name: 
 
 def test_a_gated_layer_takes_either_order_of_a_spec() -> None:
     assert layers.GatedRMSNorm(4, spec=replace(FAMILIES["mamba2-gated"], cast=Cast.NONE)).spec.gate == "before"
+
+
+def test_the_spec_of_a_batch_norm_is_the_one_that_probing_finds() -> None:
+    for norm in (layers.BatchNorm1d(6, momentum=0.2), layers.BatchNorm1d(6, track_running_stats=False)):
+        assert layers.convention_of(norm).momentum == norm.spec.momentum == (0.2 if norm.track_running_stats else None)

@@ -16,6 +16,7 @@ __all__ = [
     "check_parameter",
     "check_trailing",
     "shape_of",
+    "size_of",
 ]
 
 
@@ -48,6 +49,24 @@ def shape_of(normalized_shape: int | Sequence[int], who: str) -> tuple[int, ...]
             "for the last axis of x pass x.shape[-1]"
         )
     return shape
+
+
+def size_of(size: object, name: str, who: str) -> int:
+    """Return a whole number of channels, groups or features.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is below 1.
+    """
+    try:
+        number = operator.index(size)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(
+            f"{who} needs a whole number, given {name}={size!r} of type {type(size).__name__}; pass an int"
+        ) from None
+    if number < 1:
+        raise ValueError(f"{who} needs how many there are, given {name}={number}; pass 1 or more")
+    return number
 
 
 def check_trailing(x: torch.Tensor, shape: tuple[int, ...], who: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from normwise.functional._checks import check_channels, check_floating
+from normwise.functional._checks import check_channels, check_floating, size_of
 from normwise.functional.batch import BATCH, batch_norm, batch_spec
 from normwise.functional.masks import as_mask
 from normwise.layers._norm_module import NormModule
@@ -43,12 +43,11 @@ class StatisticsModule(NormModule):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        if num_features < 1:
-            raise ValueError(
-                f"{type(self).__name__} needs the number of channels, given num_features={num_features}; pass 1 or more"
-            )
-        self.num_features = num_features
+        self.num_features = size_of(num_features, "num_features", type(self).__name__)
+        if self.spec.eps is None:
+            raise ValueError(f"{type(self).__name__} adds eps to the variance, given None; pass a number, 0 or more")
         self.momentum = momentum
+        self.spec = replace(self.spec, momentum=momentum if tracks else None)
         self.affine, self.track_running_stats = affine, tracks
         for name, fill in (("running_mean", torch.zeros), ("running_var", torch.ones)):
             self.register_buffer(name, fill(num_features, device=device, dtype=dtype) if tracks else None)

@@ -56,6 +56,11 @@ class NormModule(nn.Module):
                     f"{type(self).__name__} computes norms with {name}='{usual}', given a spec with {name}='{given}'; "
                     f"pass a spec with {name}='{usual}', or use the layer Norm, which computes any spec"
                 )
+        if spec.center != self.usual.center:
+            raise ValueError(
+                f"{type(self).__name__} computes norms with center={self.usual.center}, given a spec with "
+                f"center={spec.center}; use {'LayerNorm' if spec.center else 'RMSNorm'}, or the layer Norm for any spec"
+            )
         self.elementwise_affine = elementwise_affine and spec.weight is not Weight.NONE
         self.spec = replace(
             spec,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from normwise import kernels
-from normwise.functional._checks import check_channels, check_floating
+from normwise.functional._checks import check_channels, check_floating, size_of
 from normwise.functional.hidden import LAYER, RMS
 from normwise.layers._norm_module import NormModule
 from normwise.spec import NormSpec
@@ -30,11 +30,8 @@ class _ChannelModule(NormModule):
         spec: NormSpec,
     ) -> None:
         super().__init__()
-        if num_channels < 1:
-            raise ValueError(
-                f"{type(self).__name__} needs the number of channels, given num_channels={num_channels}; pass 1 or more"
-            )
-        self.num_channels, self.channel_dim = num_channels, channel_dim
+        self.num_channels = size_of(num_channels, "num_channels", type(self).__name__)
+        self.channel_dim = channel_dim
         self._follow(
             spec,
             (num_channels,),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from normwise import kernels
-from normwise.functional._checks import check_channels, check_floating
+from normwise.functional._checks import check_channels, check_floating, size_of
 from normwise.functional.batch import BATCH, batch_spec, running_moments
 from normwise.layers._norm_module import NormModule
 from normwise.spec import Form
@@ -56,7 +56,8 @@ class FrozenBatchNorm(NormModule):
         channel_dim: int = 1,
     ) -> None:
         super().__init__()
-        self.num_features, self.channel_dim = num_features, channel_dim
+        self.num_features = size_of(num_features, "num_features", "FrozenBatchNorm")
+        self.channel_dim = channel_dim
         self.spec = replace(_FROZEN, eps=eps)
         zeros, ones = (make(num_features, device=device, dtype=dtype) for make in (torch.zeros, torch.ones))
         self.register_buffer("weight", ones)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from normwise import kernels
-from normwise.functional._checks import check_groups
+from normwise.functional._checks import check_groups, size_of
 from normwise.layers._norm_module import FamilyModule
 from normwise.spec import Cast, Gate, NormSpec
 
@@ -66,7 +66,9 @@ class GatedRMSNorm(FamilyModule):
         if activation is not None:
             spec = replace(spec, gate_activation=activation)
         if groups is not None:
-            check_groups(groups, normalized_shape, "groups", "GatedRMSNorm")
+            check_groups(
+                groups, size_of(normalized_shape, "normalized_shape", "GatedRMSNorm"), "groups", "GatedRMSNorm"
+            )
             spec = replace(spec, groups=groups)
         super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec)
 

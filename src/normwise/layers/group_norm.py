@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from normwise.functional._checks import check_channels, check_floating, check_groups
+from normwise.functional._checks import check_channels, check_floating, check_groups, size_of
 from normwise.functional.group import group_norm, group_spec
 from normwise.layers._norm_module import NormModule
 from normwise.spec import Weight
@@ -58,6 +58,8 @@ class GroupNorm(NormModule):
         bias: bool = True,
     ) -> None:
         super().__init__()
+        num_groups = size_of(num_groups, "num_groups", "GroupNorm")
+        num_channels = size_of(num_channels, "num_channels", "GroupNorm")
         check_groups(num_groups, num_channels, "num_groups", "GroupNorm")
         self.num_groups, self.num_channels, self.affine = num_groups, num_channels, affine
         spec = group_spec(num_groups, eps, 3)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from normwise import kernels
-from normwise.functional._checks import check_broadcast
+from normwise.functional._checks import check_broadcast, size_of
 from normwise.functional.hidden import LAYER, RMS
 from normwise.layers._norm_module import HiddenModule
 from normwise.spec import Cast, Modulation, NormSpec
@@ -124,6 +124,7 @@ class _AdaModule(HiddenModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        normalized_shape = size_of(normalized_shape, "normalized_shape", type(self).__name__)
         super().__init__(normalized_shape, eps, False, False, device, dtype, spec=self.usual)
         self.linear = nn.Linear(cond_features, 2 * normalized_shape, device=device, dtype=dtype)
         self._start_neutral()

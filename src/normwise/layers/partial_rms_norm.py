@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from normwise import kernels
+from normwise.functional._checks import size_of
 from normwise.functional.hidden import RMS
 from normwise.layers._norm_module import HiddenModule
 
@@ -50,6 +51,7 @@ class PartialRMSNorm(HiddenModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        normalized_shape = size_of(normalized_shape, "normalized_shape", "PartialRMSNorm")
         if not 0 < p <= 1 or int(normalized_shape * p) < 1:
             raise ValueError(
                 f"PartialRMSNorm takes its statistic over int(H * p) features, given H = {normalized_shape} "

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from normwise import kernels
-from normwise.functional._checks import check_floating
+from normwise.functional._checks import check_floating, size_of
 from normwise.functional.hidden import RMS
 from normwise.layers._norm_module import HiddenModule
 from normwise.spec import NormSpec
@@ -16,7 +16,7 @@ from normwise.spec import NormSpec
 __all__ = ["QKNorm"]
 
 
-class _HeadNorm(HiddenModule):
+class HeadNorm(HiddenModule):
     """The norm of queries or of keys; its gain is flat, as checkpoints store it."""
 
     usual = RMS
@@ -93,19 +93,20 @@ class QKNorm(nn.Module):
             raise ValueError(f"QKNorm needs heads and features, given {counts}; pass 1 or more of each")
         if over == "all_heads" and num_heads is None:
             raise ValueError("QKNorm(over='all_heads') needs the number of heads, given None; pass num_heads=")
-        self.head_dim, self.over, self.head_axis = head_dim, over, head_axis
+        self.head_dim = size_of(head_dim, "head_dim", "QKNorm")
+        self.over, self.head_axis = over, head_axis
         spec = spec if eps is None else replace(spec, eps=eps)
         together = over == "all_heads"
         queries = num_heads if together and num_heads is not None else 1
         keys = (num_kv_heads or queries) if together else 1
-        self.q_norm = _HeadNorm(queries, queries * head_dim, head_dim, spec, device, dtype)
-        self.k_norm = _HeadNorm(keys, keys * head_dim, head_dim, spec, device, dtype)
+        self.q_norm = HeadNorm(queries, queries * head_dim, head_dim, spec, device, dtype)
+        self.k_norm = HeadNorm(keys, keys * head_dim, head_dim, spec, device, dtype)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalize queries and keys."""
         return self._one(q, self.q_norm, "queries"), self._one(k, self.k_norm, "keys")
 
-    def _one(self, x: torch.Tensor, norm: _HeadNorm, name: str) -> torch.Tensor:
+    def _one(self, x: torch.Tensor, norm: HeadNorm, name: str) -> torch.Tensor:
         check_floating(x, "QKNorm")
         axis = self.head_axis % x.ndim - x.ndim if x.ndim >= 2 else -1
         heads = x.shape[axis] if self.over == "all_heads" else 1
