@@ -49,7 +49,7 @@ env: $(READY)  # only the environment
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "normwise needs Python >= 3.11, $(PYTHON) is older: make PYTHON=python3.11 ..." >&2; exit 2; }
-	@echo "== making $(VENV): about 2 minutes and 1.6 GB the first time (torch, transformers, the tools of the tests)"
+	@echo "== making $(VENV): about 2 minutes and 1.7 GB the first time (torch, transformers, the tools of the tests)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --without-pip $(VENV)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m pip --python $(BIN)/python install --quiet pip
 	@echo "== 1/4 torch" && $(BIN)/python -m pip install --quiet torch==2.13.0
