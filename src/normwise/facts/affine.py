@@ -178,7 +178,7 @@ def _shift(flow: Flow, out: Affine, other: object, value: int) -> bool:
     if flow.act[other.value]:
         if out.modulation is Modulation.SCALE and _spreads(flow, other.value, value):
             full = flow.graph.values[other.value].numel == flow.graph.values[value].numel
-            if full and offset_of(flow, other.value) != 1.0 and not _shares_source(flow, out, other.value):
+            if full and offset_of(flow, other.value) != 1.0 and not _shares_source(flow, other.value):
                 return False
             out.modulation = Modulation.SCALE_SHIFT
             return True
@@ -202,7 +202,7 @@ def _spreads(flow: Flow, other: int, value: int) -> bool:
     return shape[-1:] == full[-1:] or (fits and len(shape) > 2 and shape[-1] == 1 and shape[1:2] == full[1:2])
 
 
-def _shares_source(flow: Flow, out: Affine, value: int) -> bool:
+def _shares_source(flow: Flow, value: int) -> bool:
     """Whether a full-size shift was split off the same tensor as something else (scale, shift = chunk(2))."""
     op = flow.graph.producer(value)
     return op is not None and op.short in ("chunk", "split", "unbind", "slice", "split_with_sizes", "select", "getitem")

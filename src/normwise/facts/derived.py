@@ -151,7 +151,7 @@ def _derived_spec(flow: Flow, candidate: Candidate, affine: Affine) -> NormSpec 
     statistic = known.get(stat.stat, Statistic.MEAN_SQUARE)
     scale = candidate.scale
     return NormSpec(
-        scope=_scope(flow, candidate, affine),
+        scope=_scope(candidate, affine),
         axes=stat.axes,
         center=full.centered,
         statistic=statistic,
@@ -217,7 +217,7 @@ def _dtypes_of(op: Op) -> set[str]:
     return {str(d).removeprefix("torch.") for d in given}
 
 
-def _scope(flow: Flow, candidate: Candidate, affine: Affine) -> Scope:
+def _scope(candidate: Candidate, affine: Affine) -> Scope:
     """Name the set of reduced axes, in the layout of the value that was reduced."""
     axes, ndim = candidate.statistic.axes, candidate.statistic.ndim
     trailing = axes == tuple(range(-len(axes), 0))
@@ -265,7 +265,7 @@ def _prove_unmasked(
     except NotKnown as unknown:
         return Evidence.DERIVED, spec, None if flow.graph.fake else f"not replayed: {unknown.why}"
     for variant in _variants(spec, candidate):
-        fitted = _fit(variant, candidate, runs)
+        fitted = _fit(variant, runs)
         if fitted is not None:
             return Evidence.VERIFIED, fitted, None
     if not _ignores_scale(candidate, runs[0], replayer):
@@ -347,9 +347,7 @@ def _variants(spec: NormSpec, candidate: Candidate) -> Iterator[NormSpec]:
             yield replace(spec, eps=eps)
 
 
-def _fit(
-    spec: NormSpec, candidate: Candidate, runs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]]
-) -> NormSpec | None:
+def _fit(spec: NormSpec, runs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]]) -> NormSpec | None:
     """Return the spec with its constant factor if it explains every run."""
     # the axes say what is reduced, whatever the set of them is called
     bare = replace(spec, factor=1.0, weight=Weight.NONE, stats_dtype=None, scope=Scope.HIDDEN, groups=None)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 __all__ = [
+    "axes_of",
     "check_broadcast",
     "check_channels",
     "check_floating",
@@ -49,6 +50,21 @@ def shape_of(normalized_shape: int | Sequence[int], who: str) -> tuple[int, ...]
             "for the last axis of x pass x.shape[-1]"
         )
     return shape
+
+
+def axes_of(dim: int | Sequence[int], x: torch.Tensor, who: str) -> tuple[int, ...]:
+    """Return ``dim`` as negative axes of ``x``.
+
+    Raises:
+        ValueError: no axis, or one that ``x`` does not have.
+    """
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    if not dims or not all(-x.ndim <= axis < x.ndim for axis in dims):
+        raise ValueError(
+            f"{who} over dim={list(dims)}, given an input of {x.ndim} axes, shape {list(x.shape)}; "
+            "pass axes that it has"
+        )
+    return tuple(axis if axis < 0 else axis - x.ndim for axis in dims)
 
 
 def size_of(size: object, name: str, who: str) -> int:

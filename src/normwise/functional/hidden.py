@@ -9,6 +9,7 @@ import torch
 
 from normwise import kernels
 from normwise.functional._checks import (
+    axes_of,
     check_broadcast,
     check_floating,
     check_groups,
@@ -157,14 +158,9 @@ def l2_norm(
         tensor([0.6000, 0.8000])
     """
     check_floating(input, "l2_norm()")
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    if not dims or not all(-input.ndim <= axis < input.ndim for axis in dims):
-        raise ValueError(
-            f"l2_norm() over dim={list(dims)}, given an input of {input.ndim} axes, shape {list(input.shape)}; "
-            "pass axes that it has"
-        )
+    axes = axes_of(dim, input, "l2_norm()")
     spec = NormSpec(
-        axes=tuple(axis if axis < 0 else axis - input.ndim for axis in dims),
+        axes=axes,
         statistic=Statistic.L2,
         eps=eps,
         eps_inside=False,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from normwise.functional._checks import check_floating
+from normwise.functional._checks import axes_of, check_floating
 from normwise.functional.hidden import l2_norm
 from normwise.kernels._arithmetic import no_autocast
 
@@ -45,14 +45,9 @@ def lp_norm(input: torch.Tensor, p: float = 2.0, dim: int | Sequence[int] = -1, 
     if p == 2:
         return l2_norm(input, dim, eps)
     check_floating(input, "lp_norm()")
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    if not dims or not all(-input.ndim <= axis < input.ndim for axis in dims):
-        raise ValueError(
-            f"lp_norm() over dim={list(dims)}, given an input of {input.ndim} axes, shape {list(input.shape)}; "
-            "pass axes that it has"
-        )
+    axes = axes_of(dim, input, "lp_norm()")
     with no_autocast(input):
-        return _normalize(input.to(torch.promote_types(input.dtype, torch.float32)), p, dims, eps).to(input.dtype)
+        return _normalize(input.to(torch.promote_types(input.dtype, torch.float32)), p, axes, eps).to(input.dtype)
 
 
 def _normalize(h: torch.Tensor, p: float, dims: tuple[int, ...], eps: float) -> torch.Tensor:

@@ -11,7 +11,7 @@ from normwise.kernels._arithmetic import affine, power_of_two
 from normwise.spec import Cast, Form, Gate, NormSpec, Scope, Statistic
 from normwise.spec.definition import eps_of
 
-__all__ = ["is_changed_before", "is_of_torch", "is_torch_layer_norm", "torch_layer_norm"]
+__all__ = ["is_changed_before", "is_of_torch", "is_torch_layer_norm", "taken_beside", "torch_layer_norm", "with_value"]
 
 
 def is_of_torch(spec: NormSpec) -> bool:
@@ -71,7 +71,7 @@ def _layer_norm(
     # second derivative of a shift without a gain: its value, the gradients of a product and of a sum
     y = affine(F.layer_norm(h, shape, None, None, eps), gain, bias)
     own, addend = (None if each is None else each.detach() for each in (gain, bias))
-    return F.layer_norm(h.detach(), shape, own, addend, eps) + (y - y.detach())
+    return with_value(y, F.layer_norm(h.detach(), shape, own, addend, eps))
 
 
 def _with_value_of_half_kernel(
@@ -88,11 +88,20 @@ def _with_value_of_half_kernel(
     That kernel sums in another order than its float32 twin, so that one result in some thousands rounds to
     the other side; its backward sums the gradients of gain and bias in half precision, which ends at 256.
     """
-    parameters = [None if each is None else each.detach() for each in (gain, bias)]
-    # torch wants one dtype; only the CPU kernel takes float32 parameters beside a half-precision input
-    mixed = any(each is not None and each.dtype is not x.dtype for each in parameters)
-    dtype = torch.float32 if mixed and x.device.type == "cpu" else x.dtype
-    parameters = [None if each is None else each.to(dtype) for each in parameters]
-    value = F.layer_norm(x.detach(), shape, parameters[0], parameters[1], eps)
-    same = value + (y - y.detach())
+    own, addend = taken_beside(x, gain, bias)
+    same = with_value(y, F.layer_norm(x.detach(), shape, own, addend, eps))
     return same if power is None else torch.where(power == 1, same, y)
+
+
+def taken_beside(x: torch.Tensor, *parameters: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """Return parameters and statistics, detached, in the one dtype that torch's kernels take beside ``x``."""
+    if all(each is None or each.dtype is x.dtype for each in parameters):
+        dtype = x.dtype
+    else:  # only the CPU kernels take float32 beside a half-precision input
+        dtype = torch.promote_types(x.dtype, torch.float32) if x.device.type == "cpu" else x.dtype
+    return [None if each is None else each.detach().to(dtype) for each in parameters]
+
+
+def with_value(y: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return ``value`` with the gradient of ``y``."""
+    return value + (y - y.detach())

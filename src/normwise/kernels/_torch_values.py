@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from normwise.kernels._arithmetic import power_of_two
-from normwise.kernels._torch_layer_norm import is_changed_before, is_of_torch
+from normwise.kernels._torch_layer_norm import is_changed_before, is_of_torch, taken_beside, with_value
 from normwise.spec import NormSpec, Scope, Weight
 from normwise.spec.definition import eps_of, stats_dtype
 
@@ -28,13 +28,9 @@ def with_torch_values(
     """
     if torch.compiler.is_compiling() or not _is_torch_norm(spec, x, given):
         return y
-    parameters = [None if each is None else each.detach().reshape(-1) for each in (weight, bias)]
-    if any(each is not None and each.dtype is not x.dtype for each in (*parameters, *(given or ()))):
-        # torch wants one dtype; only its CPU kernels take float32 parameters beside a half-precision input
-        wide = torch.promote_types(x.dtype, torch.float32) if x.device.type == "cpu" else x.dtype
-        parameters = [None if each is None else each.to(wide) for each in parameters]
-        given = given and (given[0].to(wide), given[1].to(wide))
-    same = _value(spec, x.detach(), parameters, given) + (y - y.detach())
+    operands = taken_beside(x, weight, bias, *(given or (None, None)))
+    flat = [None if each is None else each.reshape(-1) for each in operands]
+    same = with_value(y, _value(spec, x.detach(), *flat))
     safe = None if given is not None else _safe(spec, x)
     return same if safe is None else torch.where(safe, same, y)
 
@@ -61,18 +57,18 @@ def _is_torch_norm(spec: NormSpec, x: torch.Tensor, given: tuple[torch.Tensor, t
 def _value(
     spec: NormSpec,
     x: torch.Tensor,
-    parameters: list[torch.Tensor | None],
-    given: tuple[torch.Tensor, torch.Tensor] | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    variance: torch.Tensor | None,
 ) -> torch.Tensor:
-    weight, bias = parameters
     eps = eps_of(spec, stats_dtype(spec, x))
     if spec.scope is Scope.GROUP:
         return F.group_norm(x, spec.groups or 1, weight, bias, eps)
     if spec.scope is Scope.INSTANCE:
         return F.instance_norm(x, weight=weight, bias=bias, eps=eps)
     channels = next(axis for axis in range(-x.ndim, 0) if axis not in spec.axes)
-    mean, variance = (None, None) if given is None else (each.detach().reshape(-1) for each in given)
-    y = F.batch_norm(x.movedim(channels, 1), mean, variance, weight, bias, given is None, 0.0, eps)
+    y = F.batch_norm(x.movedim(channels, 1), mean, variance, weight, bias, mean is None, 0.0, eps)
     return y.movedim(1, channels)
 
 

@@ -123,13 +123,11 @@ def forward_and_moments(
                 y = affine(_cast(spec, y, x, weight), gain, addend)
             if mask is None and spec.form is Form.TORCH:
                 told = None if given is None or given.mean is None else (given.mean, given.statistic)
-                y = y if spec.out_dtype == PROMOTED else y.to(out_dtype(spec, x))
-                y = with_torch_values(spec, x, y, weight, bias, told)
+                y = with_torch_values(spec, x, _returned(spec, x, y), weight, bias, told)
         y = _modulate(spec, y, dtype, scale, shift)
         if gate is not None and spec.gate is Gate.AFTER:
             y = y.to(dtype) * activation(spec)(gate.to(dtype))
-        y = masked(y, mask)
-        return y if spec.out_dtype == PROMOTED else y.to(out_dtype(spec, x)), found
+        return _returned(spec, x, masked(y, mask)), found
 
 
 def moments(spec: NormSpec, x: torch.Tensor, mask: torch.Tensor | None = None) -> Moments:
@@ -314,6 +312,10 @@ def _modulate(
     if scale is not None:
         y = y.to(dtype) * (1 + scale.to(dtype))
     return y if shift is None else y + shift.to(dtype)
+
+
+def _returned(spec: NormSpec, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y if spec.out_dtype == PROMOTED else y.to(out_dtype(spec, x))
 
 
 def _cast(spec: NormSpec, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:

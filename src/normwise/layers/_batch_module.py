@@ -28,6 +28,7 @@ def is_recomputing() -> bool:
 class StatisticsModule(NormModule):
     """A norm that may keep running statistics; abstract."""
 
+    _version = 2  # of the state dict, as torch's: with num_batches_tracked
     running_mean: torch.Tensor | None
     running_var: torch.Tensor | None
     num_batches_tracked: torch.Tensor | None
@@ -66,6 +67,14 @@ class StatisticsModule(NormModule):
         """Forget all batches, and make gain and shift neutral."""
         self.reset_running_stats()
         super().reset_parameters()
+
+    def _arguments(self, real: torch.Tensor | None, elements: int) -> tuple[Any, ...]:
+        """Count this batch, and return what torch's functions take after the input: all from running_mean to eps."""
+        momentum = self._count_batch(real, elements)
+        of_batch = self.training or self.running_mean is None
+        used = momentum is not None or not of_batch
+        running = (self.running_mean, self.running_var) if used else (None, None)
+        return (*running, self.weight, self.bias, of_batch, 0.0 if momentum is None else momentum, self.eps or 0.0)
 
     def _count_batch(self, real: torch.Tensor | None, elements: int = 2) -> float | torch.Tensor | None:
         """Count this batch, and return the weight its statistics get; None where running ones stay as they are.
@@ -114,7 +123,6 @@ class StatisticsModule(NormModule):
 class BatchModule(StatisticsModule):
     """A batch norm; abstract."""
 
-    _version = 2
     axes_allowed: tuple[int, ...] | None = None
 
     def __init__(
@@ -161,21 +169,8 @@ class BatchModule(StatisticsModule):
         """
         self._check(input)
         real = as_mask(input, mask, lengths, self.channel_dim, type(self).__name__)
-        momentum = self._count_batch(real, input.numel() // self.num_features)
-        moving = momentum is not None
-        use_batch = self.training or self.running_mean is None
-        return batch_norm(
-            input,
-            self.running_mean if moving or not use_batch else None,
-            self.running_var if moving or not use_batch else None,
-            self.weight,
-            self.bias,
-            use_batch,
-            0.0 if momentum is None else momentum,
-            self.eps or 0.0,
-            mask=real,
-            channel_dim=self.channel_dim,
-        )
+        arguments = self._arguments(real, input.numel() // self.num_features)
+        return batch_norm(input, *arguments, mask=real, channel_dim=self.channel_dim)
 
     def _check(self, input: torch.Tensor) -> None:
         who = type(self).__name__

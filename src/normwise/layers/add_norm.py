@@ -9,13 +9,30 @@ import torch
 
 from normwise import kernels
 from normwise.functional.hidden import LAYER, RMS, add_residual
-from normwise.layers._norm_module import FamilyModule, HiddenModule
+from normwise.layers._norm_module import FamilyModule
 from normwise.spec import NormSpec
 
 __all__ = ["AddLayerNorm", "AddRMSNorm"]
 
 
-class AddRMSNorm(FamilyModule):
+class _AddModule(FamilyModule):
+    """A residual add and the norm of the sum; abstract."""
+
+    residual_dtype: torch.dtype | None
+
+    def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add ``input`` to ``residual`` (None at the start of the stream), return the norm of the sum, and the sum."""
+        self._check(input)
+        summed = add_residual(input, residual, self.residual_dtype, type(self).__name__)
+        return kernels.forward(self.spec, summed, self.weight, self.bias).to(input.dtype), summed
+
+    def extra_repr(self) -> str:
+        """Return torch's words, the stream's dtype, and what differs from torch's convention."""
+        dtype = self.residual_dtype
+        return super().extra_repr() + ("" if dtype is None else f", residual_dtype={str(dtype).removeprefix('torch.')}")
+
+
+class AddRMSNorm(_AddModule):
     """Compute r = x + residual and RMSNorm(r), and return both.
 
     With ``residual_dtype=torch.float32`` the stream stays in float32 beside bfloat16 sublayers, whose small
@@ -62,16 +79,8 @@ class AddRMSNorm(FamilyModule):
         super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec)
         self.residual_dtype = residual_dtype
 
-    def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add ``input`` to ``residual`` (None at the start of the stream), return the norm of the sum, and the sum."""
-        return _add_and_normalize(self, input, residual, self.residual_dtype)
 
-    def extra_repr(self) -> str:
-        """Return torch's words, the stream's dtype, and what differs from torch's convention."""
-        return super().extra_repr() + _stream(self.residual_dtype)
-
-
-class AddLayerNorm(FamilyModule):
+class AddLayerNorm(_AddModule):
     """Compute r = x + residual and LayerNorm(r), and return both; see ``AddRMSNorm``.
 
     Args:
@@ -106,23 +115,3 @@ class AddLayerNorm(FamilyModule):
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, spec=spec)
         self.residual_dtype = residual_dtype
-
-    def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add ``input`` to ``residual`` (None at the start of the stream), return the norm of the sum, and the sum."""
-        return _add_and_normalize(self, input, residual, self.residual_dtype)
-
-    def extra_repr(self) -> str:
-        """Return torch's words, the stream's dtype, and what differs from torch's convention."""
-        return super().extra_repr() + _stream(self.residual_dtype)
-
-
-def _add_and_normalize(
-    module: HiddenModule, x: torch.Tensor, residual: torch.Tensor | None, dtype: torch.dtype | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    module._check(x)
-    summed = add_residual(x, residual, dtype, type(module).__name__)
-    return kernels.forward(module.spec, summed, module.weight, module.bias).to(x.dtype), summed
-
-
-def _stream(dtype: torch.dtype | None) -> str:
-    return "" if dtype is None else f", residual_dtype={str(dtype).removeprefix('torch.')}"

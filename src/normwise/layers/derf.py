@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
-from normwise.functional._checks import check_floating, check_trailing, shape_of
 from normwise.functional.pointwise import derf
+from normwise.layers._pointwise_module import PointwiseModule
 
 __all__ = ["Derf"]
 
 
-class Derf(nn.Module):
+class Derf(PointwiseModule):
     """Compute weight * erf(alpha * x + shift) + bias, with one learned slope and one shift: no statistics at all.
 
     Args:
@@ -40,6 +39,8 @@ class Derf(nn.Module):
         arxiv.org/abs/2512.10938
     """
 
+    shift: torch.nn.Parameter
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -50,33 +51,9 @@ class Derf(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.normalized_shape = shape_of(normalized_shape, "Derf")
-        self.alpha_init_value, self.shift_init_value = alpha, shift
-        self.alpha = nn.Parameter(torch.full((1,), alpha, device=device, dtype=dtype))
-        self.shift = nn.Parameter(torch.full((1,), shift, device=device, dtype=dtype))
-        shape = self.normalized_shape
-        self.weight = nn.Parameter(torch.ones(shape, device=device, dtype=dtype)) if elementwise_affine else None
-        has_bias = elementwise_affine and bias
-        self.bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype)) if has_bias else None
-
-    def reset_parameters(self) -> None:
-        """Return all parameters to their first values."""
-        nn.init.constant_(self.alpha, self.alpha_init_value)
-        nn.init.constant_(self.shift, self.shift_init_value)
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        super().__init__(normalized_shape, {"alpha": alpha, "shift": shift}, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Squash ``input`` [..., *normalized_shape]."""
-        check_floating(input, "Derf")
-        check_trailing(input, self.normalized_shape, "Derf")
+        self._check(input)
         return derf(input, self.alpha, self.shift, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        """Return shape, first slope and first shift."""
-        affine = self.weight is not None
-        first = f"alpha={self.alpha_init_value}, shift={self.shift_init_value}"
-        return f"{self.normalized_shape}, {first}, elementwise_affine={affine}"

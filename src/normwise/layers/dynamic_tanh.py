@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
-from normwise.functional._checks import check_floating, check_trailing, shape_of
 from normwise.functional.pointwise import dynamic_tanh
+from normwise.layers._pointwise_module import PointwiseModule
 
 __all__ = ["DynamicTanh"]
 
 
-class DynamicTanh(nn.Module):
+class DynamicTanh(PointwiseModule):
     """Compute weight * tanh(alpha * x) + bias, with one learned slope alpha: no statistics at all.
 
     Args:
@@ -48,30 +47,9 @@ class DynamicTanh(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.normalized_shape = shape_of(normalized_shape, "DynamicTanh")
-        self.alpha_init_value = alpha
-        self.alpha = nn.Parameter(torch.full((1,), alpha, device=device, dtype=dtype))
-        shape = self.normalized_shape
-        self.weight = nn.Parameter(torch.ones(shape, device=device, dtype=dtype)) if elementwise_affine else None
-        has_bias = elementwise_affine and bias
-        self.bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype)) if has_bias else None
-
-    def reset_parameters(self) -> None:
-        """Return slope, gain and shift to their first values."""
-        nn.init.constant_(self.alpha, self.alpha_init_value)
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        super().__init__(normalized_shape, {"alpha": alpha}, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Squash ``input`` [..., *normalized_shape]."""
-        check_floating(input, "DynamicTanh")
-        check_trailing(input, self.normalized_shape, "DynamicTanh")
+        self._check(input)
         return dynamic_tanh(input, self.alpha, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        """Return shape and first slope."""
-        affine = self.weight is not None
-        return f"{self.normalized_shape}, alpha={self.alpha_init_value}, elementwise_affine={affine}"

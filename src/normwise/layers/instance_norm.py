@@ -18,7 +18,6 @@ __all__ = ["InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 class _InstanceModule(StatisticsModule):
     """An instance norm; abstract."""
 
-    _version = 2
     usual = instance_spec(1e-5, 3)
     positions: int  # axes that are normalized
 
@@ -72,20 +71,8 @@ class _InstanceModule(StatisticsModule):
 
     def _normalize(self, x: torch.Tensor, mask: torch.Tensor | None, lengths: torch.Tensor | None) -> torch.Tensor:
         real = as_mask(x, mask, lengths, 1, type(self).__name__)
-        momentum = self._count_batch(real, x.numel() // max(x.shape[0] * self.num_features, 1))
-        use_input = self.training or self.running_mean is None
-        needed = momentum is not None or not use_input
-        return instance_norm(
-            x,
-            self.running_mean if needed else None,
-            self.running_var if needed else None,
-            self.weight,
-            self.bias,
-            use_input,
-            0.0 if momentum is None else momentum,
-            self.eps or 0.0,
-            mask=real,
-        )
+        arguments = self._arguments(real, x.numel() // max(x.shape[0] * self.num_features, 1))
+        return instance_norm(x, *arguments, mask=real)
 
 
 class InstanceNorm1d(_InstanceModule):
