@@ -29,8 +29,8 @@ def reports() -> dict[tuple[str, str], Report]:
     """Every rule run on the bad and the good target of every rule."""
     made = {}
     for name, rule in RULES.items():
-        made[name, "bad"] = nw.check(rule.bad(), effort="read")
-        made[name, "good"] = nw.check(rule.good(), effort="read")
+        made[name, "bad"] = nw.check(rule.bad())
+        made[name, "good"] = nw.check(rule.good())
     return made
 
 
@@ -90,7 +90,7 @@ def test_rules_leave_their_targets_as_they_found_them(rule: ModuleType, reports:
 def test_a_rule_without_inputs_says_what_it_needs_or_judges_what_the_model_holds(rule: ModuleType) -> None:
     bad = rule.bad()
     blind = Target(model=bad.model, optimizer=bad.optimizer, inputs_from=nw.targets.InputsFrom.NONE)
-    report = nw.check(blind, effort="read", select=[rule.CODE])
+    report = nw.check(blind, select=[rule.CODE])
     said = [n.why for n in report.not_checked]
     assert own(report, rule) or any("needs" in why for why in said)
 
@@ -164,5 +164,5 @@ def name_of(rule: ModuleType) -> str:
 
 
 def test_one_rule_may_be_selected_without_a_list() -> None:
-    report = nw.check(torch.nn.LayerNorm(8), torch.randn(2, 8), effort="read", select="PLC001", ignore="BNS")
+    report = nw.check(torch.nn.LayerNorm(8), torch.randn(2, 8), select="PLC001", ignore="BNS")
     assert [*report.passed, *(n.code for n in report.not_checked)] == ["PLC001"]

@@ -39,30 +39,30 @@ def encoder(**options: Any) -> nn.Module:
 @pytest.mark.parametrize("options", [{}, {"norm_first": True}, {"activation": "gelu", "bias": False}], ids=str)
 def test_torchs_encoders_are_sound(options: dict[str, Any]) -> None:
     model = nn.Sequential(encoder(**options), nn.Linear(H, 3)).eval()
-    assert loud(nw.check(model, (X,), optimizer=spared(model), effort="read")) == []
+    assert loud(nw.check(model, (X,), optimizer=spared(model))) == []
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_torchs_whole_transformer_is_sound(norm_first: bool) -> None:
     model = nn.Transformer(H, 2, 2, 2, 32, batch_first=True, norm_first=norm_first).eval()
-    assert loud(nw.check(model, (X, X + 1), optimizer=spared(model), effort="read")) == []
+    assert loud(nw.check(model, (X, X + 1), optimizer=spared(model))) == []
 
 
 @pytest.mark.parametrize("variant", [REFERENCE, HALF], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("family", NAMES)
 def test_families_of_transformers_are_sound(family: str, variant: Variant) -> None:
     model, inputs = build(family, variant)
-    assert loud(nw.check(model, inputs, optimizer=spared(model), effort="read")) == []
+    assert loud(nw.check(model, inputs, optimizer=spared(model))) == []
 
 
 @pytest.mark.parametrize("demo", ["healthy-decoder", "healthy-resnet"])
 def test_sound_demos_have_no_finding_and_nothing_unchecked(demo: str) -> None:
-    report = nw.check(f"demo:{demo}", effort="read")
+    report = nw.check(f"demo:{demo}")
     assert report.findings == ()
     assert report.not_checked == ()
 
 
 @pytest.mark.parametrize("demo", PLANTED)
 def test_every_planted_fault_of_a_demo_is_found_and_nothing_else(demo: str) -> None:
-    assert {code for code, _, _ in loud(nw.check(f"demo:{demo}", effort="read"))} == PLANTED[demo]
+    assert {code for code, _, _ in loud(nw.check(f"demo:{demo}"))} == PLANTED[demo]

@@ -15,6 +15,7 @@ from torch import nn
 from normwise import targets
 from normwise.checkup import rule as rule_runner
 from normwise.checkup.finding import Finding, NotChecked
+from normwise.checkup.ranking import ranked
 from normwise.checkup.report import Cost, Report
 from normwise.errors import NotKnown
 from normwise.facts import Facts
@@ -77,7 +78,8 @@ def check(
         inputs_other_rank: inputs that another rank may see.
         select: codes, code families or names of the rules to run ("PLC,NUM001" or a list); all by default.
         ignore: codes, code families or names of rules to leave out.
-        effort: "read" (one traced pass), "normal", or "full".
+        effort: "read" (one traced pass), "normal" (at most 15 forward and backward passes, and two for each
+            finding's counterfactual), or "full" (as many as the rules ask for).
         more: further fields of ``Target`` (``name``).
 
     Returns:
@@ -141,7 +143,7 @@ def _report(target: Target, rules: dict[str, Any], effort: str, *, judged: bool)
     started = time.perf_counter()
     hashed = judged and _bytes_of(target.model) <= _HASH_LIMIT
     before = tensor_state(target.model) if hashed else None
-    facts = Facts(target)
+    facts = Facts(target, effort)
     norms, apart, placement, notes = _read(facts)
     profile, unprofiled = _profile(facts, effort)
     findings: list[Finding] = []
@@ -175,7 +177,7 @@ def _report(target: Target, rules: dict[str, Any], effort: str, *, judged: bool)
         not_executed=_if_known(facts, "not_executed"),
         breaks=_if_known(facts, "breaks"),
         profile=profile,
-        findings=tuple(sorted(findings, key=_order)),
+        findings=ranked(findings, rules),
         passed=tuple(sorted(passed)),
         not_checked=tuple(sorted(not_checked, key=lambda n: n.code)),
         rules_run=judged,
@@ -204,10 +206,6 @@ def _profile(facts: Facts, effort: str) -> tuple[tuple[ProfileRow, ...], tuple[s
         return facts.profile, ()
     except NotKnown as unknown:
         return (), (f"profile by depth not measured: {unknown.why}",)
-
-
-def _order(finding: Finding) -> tuple[int, int, str, str]:
-    return (finding.severity.rank, finding.basis.rank, finding.code, finding.path)
 
 
 def _bytes_of(model: nn.Module) -> int:

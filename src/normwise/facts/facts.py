@@ -16,29 +16,72 @@ from normwise.facts.flow import Flow
 from normwise.facts.plain import plain
 from normwise.facts.records import Break, NormSite, Placement, ProfileRow
 from normwise.facts.rows import Rows
+from normwise.facts.runs import Runs
 from normwise.facts.sites import Site, sites_of
-from normwise.graph import Graph, Recording, trace
+from normwise.graph import Graph, Observer, Recording, trace
 from normwise.graph.capture import tensors_in
+from normwise.rendering import both
 from normwise.targets.target import InputsFrom, Target
 
-__all__ = ["Facts"]
+__all__ = ["PASSES", "Facts"]
+
+PASSES = {"read": 1, "normal": 15, "full": None}
+"""Forward and backward passes that each effort allows, counterfactuals apart (DESIGN 6)."""
+
+_MORE_EFFORT = both('needs more than one pass: use effort "normal"', '需要不止一次运行：请用 effort "normal"')
+_ENOUGH = both(
+    f'the {PASSES["normal"]} passes of effort "normal" are spent: use effort "full"',
+    f'effort "normal" 的 {PASSES["normal"]} 次运行已用完：请用 effort "full"',
+)
 
 
 class Facts:
-    """The facts of one target. ``passes`` counts the forward and backward passes that were run."""
+    """The facts of one target, and the forward and backward passes that they cost."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, effort: str = "normal") -> None:
+        self.target, self.effort = target, effort
         self.forward_passes = 0
         self.backward_passes = 0
+        self.repair_passes = 0  # of the two above: spent on counterfactuals of findings
+
+    def spend(self, *, forward: int = 1, backward: int = 0, repair: bool = False) -> None:
+        """Account for passes that are about to run.
+
+        Args:
+            forward: forward passes of the model (or of its reference, or of a copy).
+            backward: backward passes.
+            repair: they serve the counterfactual of a finding, at most two a finding.
+
+        Raises:
+            NotKnown: the effort of this check does not allow them.
+        """
+        spent = self.forward_passes + self.backward_passes - self.repair_passes
+        limit = PASSES[self.effort]
+        if limit is not None and self.effort == "read" and repair:
+            raise NotKnown(_MORE_EFFORT)
+        if limit is not None and not repair and spent + forward + backward > limit:
+            raise NotKnown(_MORE_EFFORT if self.effort == "read" else _ENOUGH)
+        self.forward_passes += forward
+        self.backward_passes += backward
+        self.repair_passes += (forward + backward) if repair else 0
 
     @cached_property
     def traced(self) -> Recording:
         """One traced run in eval mode, as it was."""
         if self.target.inputs_from is InputsFrom.NONE:
-            raise NotKnown("needs example inputs: give inputs=..., or --inputs SHAPE on the command line")
-        self.forward_passes += 1
-        return trace(self.target)
+            raise NotKnown(
+                both(
+                    "needs example inputs: give inputs=..., or --inputs SHAPE on the command line",
+                    "需要示例输入：给出 inputs=...，或在命令行用 --inputs SHAPE",
+                )
+            )
+        self.spend()
+        return trace(self.target, observer=None if self.effort == "read" else Observer)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Further runs of the model, their values kept: in training, on other inputs, with a value changed."""
+        return Runs(self)
 
     @cached_property
     def recording(self) -> Recording:
@@ -131,17 +174,14 @@ class Facts:
     @cached_property
     def labels(self) -> labels.Labels:
         """The names of the axes ("batch", "time", "hidden", "space") of every value that could be labelled."""
-        found, passes = labels.read(self.target, self.traced)
-        self.forward_passes += passes
-        return found
+        self.spend(forward=2)
+        return labels.read(self.target, self.traced)
 
     @cached_property
     def profile(self) -> tuple[ProfileRow, ...]:
         """Stream, branch and gradient by depth, from one forward and one backward pass."""
-        rows = profile.measure(self.target, self.traced.graph, self.placed)
-        self.forward_passes += 1
-        self.backward_passes += 1
-        return rows
+        self.spend(backward=1)
+        return profile.measure(self.target, self.traced.graph, self.placed)
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:

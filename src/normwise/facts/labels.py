@@ -14,8 +14,8 @@ __all__ = ["Labels", "read"]
 Labels = dict[int, tuple[str, ...]]
 
 
-def read(target: Target, recording: Recording) -> tuple[Labels, int]:
-    """Return the label of each axis by value id, and the number of passes it took.
+def read(target: Target, recording: Recording) -> Labels:
+    """Return the label of each axis by value id, from at most two more passes.
 
     Labels are "batch", "time", "batch*time", "space", "hidden" and "unknown". A model that cannot run with
     another size (a batch norm over a fixed number of steps) is labelled up to where it stopped;
@@ -34,7 +34,7 @@ def read(target: Target, recording: Recording) -> tuple[Labels, int]:
         raise NotKnown("the axes cannot be told apart: neither batch nor time of the inputs could be varied")
     return {
         v.id: label for v in recording.graph.values if (label := _label(v.id, recording.graph, changed)) is not None
-    }, len(changed)
+    }
 
 
 def _other_time(target: Target) -> tuple[tuple[object, ...], dict[str, object]] | None:

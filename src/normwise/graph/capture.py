@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normwise.graph.data import ALIAS, OPAQUE, Call, Graph, Op, Ref, Value, ValueKind
+from normwise.graph.observing import Observer
 from normwise.graph.provenance import CallStack, SourceFinder
 
 __all__ = ["Overwritten", "Tracer", "tensors_in"]
@@ -83,9 +84,16 @@ class Tracer(TorchDispatchMode):
     supports_higher_order_operators: ClassVar[bool] = True
 
     def __init__(
-        self, model: nn.Module, *, inputs: Any, fake: bool = False, stand_ins: Mapping[str, torch.Tensor] | None = None
+        self,
+        model: nn.Module,
+        *,
+        inputs: Any,
+        fake: bool = False,
+        stand_ins: Mapping[str, torch.Tensor] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         super().__init__()
+        self._observer = observer
         self.graph = Graph(fake=fake)
         self.calls = CallStack(model)
         self.graph.calls = self.calls.calls
@@ -148,6 +156,8 @@ class Tracer(TorchDispatchMode):
             value.scalar = _scalar(tensor)
         self.graph.values.append(value)
         self.data.append(data)
+        if self._observer is not None and kind in (ValueKind.OP, ValueKind.INPUT):
+            self._observer.made(value, tensor)
         return value.id
 
     # -- reading and writing tensors -----------------------------------------------------

@@ -59,7 +59,8 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()
             if _swapped(tensor, content):
                 tensor.data = content
         for buffer, version, copy in buffers:
-            if version is None or buffer._version != version:
+            # torch's batch_norm writes its running statistics without counting the write
+            if version is None or buffer._version != version or not _equal(buffer, copy):
                 with torch.no_grad(), torch.inference_mode(buffer.is_inference()):
                     buffer.copy_(copy)
         for parameter, grad, requires in grads:
@@ -92,6 +93,12 @@ def _swapped(tensor: torch.Tensor, content: torch.Tensor) -> bool:
 
 def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version  # inference tensors count no writes
+
+
+def _equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return True  # no norm keeps its statistics in one
+    return tensor.shape == copy.shape and torch.equal(tensor, copy)
 
 
 def _plain_tensors(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,7 @@ from normwise.graph import fakes
 from normwise.graph.capture import Tracer
 from normwise.graph.data import Graph
 from normwise.graph.guard import as_found
+from normwise.graph.observing import Observer
 from normwise.targets import unwrap
 from normwise.targets.target import Target
 
@@ -33,9 +34,18 @@ class Recording:
     constants: dict[int, torch.Tensor] = field(default_factory=dict)
     data: list[bool] = field(default_factory=list)  # by value: depends on an input of the model
     notes: tuple[str, ...] = ()
+    observer: Observer | None = None  # what it kept of the values, where one was given
 
 
-def trace(target: Target, *, evaluate: bool | None = True, partial: bool = False) -> Recording:
+def trace(
+    target: Target,
+    *,
+    evaluate: bool | None = True,
+    partial: bool = False,
+    mode: str | None = None,
+    observer: Callable[[], Observer] | None = None,
+    prepare: Callable[[nn.Module], object] | None = None,
+) -> Recording:
     """Run a target's model once in eval mode and record its dataflow.
 
     The model, its random state and the process are left as they were found.
@@ -44,29 +54,30 @@ def trace(target: Target, *, evaluate: bool | None = True, partial: bool = False
         target: a model with one call's inputs.
         evaluate: the mode to run in; None keeps the model's own.
         partial: return what was recorded up to where the forward raised.
+        mode: of gradients, as an earlier run had it ("inference", "no_grad" or "grad"); found out by default.
+        observer: makes what keeps or overwrites values, once for each attempt.
+        prepare: called with the model before the run; what it changes is undone with the rest.
 
     Raises:
         TraceError: the forward raised; names the innermost module that was running.
     """
     _refuse_lazy(target)
-    given = (target.args, target.kwargs)
-    with as_found(target.model, evaluate=evaluate, inputs=given):
-        try:
-            return _run(target, "inference", partial)
-        except TraceError as first:
-            if not _wants_gradients(first):
-                raise
-            refused = first
-    for mode in ("no_grad", "grad"):
-        with as_found(target.model, evaluate=evaluate, inputs=given):
+    refused: TraceError | None = None
+    for attempt in (mode,) if mode else ("inference", "no_grad", "grad"):
+        with as_found(target.model, evaluate=evaluate, inputs=(target.args, target.kwargs)):
+            if prepare is not None:
+                prepare(target.model)
             try:
-                return _run(target, mode, partial)
+                return _run(target, attempt, partial, observer() if observer else None)
             except TraceError as error:
                 refused = error
+        if attempt == "inference" and not _wants_gradients(refused):
+            break
+    assert refused is not None
     raise refused
 
 
-def _run(target: Target, mode: str, partial: bool) -> Recording:
+def _run(target: Target, mode: str, partial: bool, observer: Observer | None) -> Recording:
     model = target.model
     runner, _ = unwrap(model)
     args, kwargs = target.args, dict(target.kwargs)
@@ -75,7 +86,7 @@ def _run(target: Target, mode: str, partial: bool) -> Recording:
     if stand_ins:
         fake = next(iter(stand_ins.values())).fake_mode
         args, kwargs = fakes.stand_in_inputs(fake, (args, kwargs))
-    tracer = Tracer(model, inputs=(args, kwargs), fake=fake is not None, stand_ins=stand_ins)
+    tracer = Tracer(model, inputs=(args, kwargs), fake=fake is not None, stand_ins=stand_ins, observer=observer)
     tracer.graph.mode = mode
     grad = torch.inference_mode() if mode == "inference" else torch.set_grad_enabled(mode == "grad")
     try:
@@ -90,17 +101,21 @@ def _run(target: Target, mode: str, partial: bool) -> Recording:
             stack.enter_context(tracer.calls.following(tracer.values_of, tracer.leave))
             stack.enter_context(tracer)
             output = fakes.call(model, runner, stand_ins, args, kwargs)
-            graph = tracer.finish(output)
+            tracer.finish(output)
     except (KeyboardInterrupt, SystemExit):
         raise
     except Exception as error:
         if partial:
-            return Recording(tracer.graph, tracer.constants, tracer.data)
+            return _recording(tracer, observer)
         where = tracer.calls.raised
         raise TraceError(_explain(target, error, where), path=where) from error
     finally:
         tracer.undo()
-    return Recording(graph, tracer.constants, tracer.data)
+    return _recording(tracer, observer)
+
+
+def _recording(tracer: Tracer, observer: Observer | None) -> Recording:
+    return Recording(tracer.graph, tracer.constants, tracer.data, observer=observer)
 
 
 def _explain(target: Target, error: Exception, where: str | None) -> str:

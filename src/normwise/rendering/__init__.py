@@ -5,5 +5,8 @@ Nothing here knows of models. Rich is loaded by ``tables`` only, when a table is
 
 from normwise.rendering.cleaning import clean as clean
 from normwise.rendering.cleaning import shorten as shorten
+from normwise.rendering.languages import Text as Text
+from normwise.rendering.languages import both as both
+from normwise.rendering.languages import in_language as in_language
 
-__all__ = ["clean", "shorten"]
+__all__ = ["Text", "both", "clean", "in_language", "shorten"]

@@ -12,7 +12,7 @@ from normwise.checkup import Finding
 
 def findings(code: str, model: nn.Module, *inputs: Any, **evidence: Any) -> list[Finding]:
     """Return what a rule finds; a rule that could not judge fails the test."""
-    report = nw.check(model, inputs, select=[code], effort="read", **evidence)
+    report = nw.check(model, inputs, select=[code], **evidence)
     assert [n.why for n in report.not_checked] == []
     return list(report.findings)
 
@@ -24,6 +24,6 @@ def severities(code: str, model: nn.Module, *inputs: Any, **evidence: Any) -> li
 
 def why_not(code: str, model: nn.Module, *inputs: Any, **evidence: Any) -> str:
     """Return why a rule could not judge."""
-    report = nw.check(model, inputs, select=[code], effort="read", **evidence)
+    report = nw.check(model, inputs, select=[code], **evidence)
     (unjudged,) = report.not_checked
     return unjudged.why

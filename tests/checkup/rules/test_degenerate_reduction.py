@@ -59,5 +59,5 @@ def test_a_map_that_is_one_pixel_only_at_the_size_normwise_chose_is_worth_knowin
     import normwise as nw
 
     chosen = Target(model=norm, args=(image,), inputs_from=InputsFrom.INFERRED)
-    (found,) = nw.check(chosen, select=["AXS007"], effort="read").findings
+    (found,) = nw.check(chosen, select=["AXS007"]).findings
     assert found.severity == "info"

@@ -254,7 +254,9 @@ def effect(finding: Finding, say: Words) -> str:
     change, before, after = (left.pop(key, None) for key in ("change", "before", "after"))
     measured = [] if before is None and after is None else [f"{_value(before)} → {_value(after)}"]
     measured += [f"{name}: {value}" for name, value in evidence(left)]
-    return ": ".join(filter(None, ["" if change is None else f"{say('with')} {_value(change)}", "; ".join(measured)]))
+    return ": ".join(
+        filter(None, ["" if change is None else f"{say('with')} {_value(say.text(change))}", "; ".join(measured)])
+    )
 
 
 def _value(value: Any) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from normwise.rendering import in_language
+
 __all__ = ["LANGUAGES", "ZH", "Words", "words"]
 
 LANGUAGES = ("en", "zh")
@@ -127,6 +129,10 @@ class Words:
     def __call__(self, phrase: str) -> str:
         """Say a phrase, given in English."""
         return ZH[phrase] if self.lang == "zh" else phrase
+
+    def text(self, sentence: str) -> str:
+        """Return a sentence that a rule or a fact said, in this language where it has it."""
+        return in_language(sentence, self.lang)
 
     def count(self, n: int, noun: str) -> str:
         """Say how many there are of something."""

@@ -239,11 +239,11 @@ def _head(finding: Finding, say: Words, full: bool, width: int) -> list[Renderab
 
 
 def _body(finding: Finding, say: Words, width: int) -> list[RenderableType]:
-    body: list[RenderableType] = [_indent(safe(finding.message))]
+    body: list[RenderableType] = [_indent(safe(say.text(finding.message)))]
     if facts := _view.evidence(finding.evidence):
         body += map(_indent, _packed([Text.assemble((f"{name}: ", "dim"), value) for name, value in facts], width - 2))
     rows = [(say("effect"), safe(_view.effect(finding, say)))] if finding.counterfactual else []
-    rows.append((say("fix"), safe(finding.fix, "green")))
+    rows.append((say("fix"), safe(say.text(finding.fix), "green")))
     rows.append((say("why"), Text(f"normwise explain {clean(finding.code)}", "dim")))
     return [*body, pairs((Text(name, "dim"), content) for name, content in rows)]
 
@@ -266,7 +266,9 @@ def _verdicts(report: Report, say: Words) -> list[RenderableType]:
     if report.passed:
         rows.append((Text(say("Passed"), "bold"), safe(" ".join(report.passed), "green")))
     if report.not_checked:
-        skipped = "; ".join(f"{each.code} {shorten(clean(each.why), _LONGEST_WHY)}" for each in report.not_checked)
+        skipped = "; ".join(
+            f"{each.code} {shorten(clean(say.text(each.why)), _LONGEST_WHY)}" for each in report.not_checked
+        )
         rows.append((Text(say("Not checked"), "bold"), safe(skipped)))
     judged = report.findings or report.passed
     warning = [] if judged else [Text(say("no rule could be judged"), "bold yellow")]
