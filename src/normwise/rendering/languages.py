@@ -18,8 +18,8 @@ class Text(str):
         text.zh = zh or en
         return text
 
-    def __getnewargs__(self) -> tuple[str, str]:
-        return str(self), self.zh
+    def __reduce__(self) -> tuple[type[Text], tuple[str, str]]:
+        return type(self), (str(self), self.zh)
 
 
 def both(en: str, zh: str) -> Text:
