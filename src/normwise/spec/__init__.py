@@ -16,8 +16,10 @@ from normwise.spec.description import (
     Weight,
     Wiring,
 )
+from normwise.spec.families import FAMILIES, family_name
 
 __all__ = [
+    "FAMILIES",
     "PROMOTED",
     "Cast",
     "Form",
@@ -29,5 +31,6 @@ __all__ = [
     "Statistic",
     "Weight",
     "Wiring",
+    "family_name",
     "reference",
 ]
