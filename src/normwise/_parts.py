@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["collect", "page_title"]
+__all__ = ["collect", "page", "page_title"]
 
 
 def collect(namespace: Mapping[str, Any], *, needs: Iterable[str]) -> dict[str, ModuleType]:
@@ -38,6 +38,12 @@ def collect(namespace: Mapping[str, Any], *, needs: Iterable[str]) -> dict[str, 
     return parts
 
 
-def page_title(part: ModuleType) -> str:
+def page(part: ModuleType, lang: str = "en") -> str:
+    """Return the page of a part: its docstring, or its ``ZH`` in Chinese where it has one."""
+    chinese = getattr(part, "ZH", "") if lang == "zh" else ""
+    return (chinese or part.__doc__ or "").strip()
+
+
+def page_title(part: ModuleType, lang: str = "en") -> str:
     """Return the first line of a part's page."""
-    return (part.__doc__ or "").strip().splitlines()[0]
+    return page(part, lang).splitlines()[0]
