@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "zoo" / "results.jsonl"
-SECONDS = 60
+SECONDS = 120
 BYTES = 10 * 2**30
 PER_WORKER = 60  # a fresh process now and then: transformers keeps every module it imported
 HAND_WRITTEN = {"layer", "rms", "scale"}
@@ -180,13 +180,15 @@ def examine(target: Any) -> dict[str, Any]:
 
     Class names with "norm" in them are a yardstick only: the map never reads them.
     """
-    from normwise.checkup import Severity, check, map
+    from zoo_checks import check_all  # beside this file, which is run as a script
+
+    from normwise.checkup import map
 
     try:
         started = time.perf_counter()
-        map(target)
+        report = map(target)
         seconds = time.perf_counter() - started
-        report = check(target, effort="read")
+        checks = check_all(target)
     except Exception as error:
         return {"map_error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
     executed = _executed_norms(target)
@@ -194,7 +196,7 @@ def examine(target: Any) -> dict[str, Any]:
     written = [site for site in report.norms if not site.native and site.spec and site.spec.kind in HAND_WRITTEN]
     return {
         "map_seconds": round(seconds, 3),
-        "loud": [f"{f.code} {f.severity} {f.path}" for f in report.findings if f.severity is not Severity.INFO],
+        **checks,
         "norm_modules": len(executed),
         "norm_modules_found": len(executed & found),
         "norm_modules_missed": sorted(executed - found)[:10],
@@ -262,8 +264,14 @@ def _map_summary(ran: list[dict[str, Any]]) -> list[str]:
         lines.append(
             f"map: median {seconds[len(seconds) // 2]:.3f} s, {slow} types over 1 s, longest {seconds[-1]:.1f} s"
         )
-    loud = [f"{record['type']} ({', '.join(record['loud'])})" for record in mapped if record["loud"]]
-    lines.append(f"{len(loud)}  with a finding above info: {' '.join(loud)}")
+    for what, title in (
+        ("loud", "with a finding above info"),
+        ("broken_rules", "with a rule that failed"),
+        ("changed", "left changed"),
+    ):
+        hit = [f"\n        {record['type']}: {'; '.join(record[what])}" for record in mapped if record.get(what)]
+        lines.append(f"{len(hit)}  {title}{''.join(hit)}")
+    lines.append(f"most passes of a check: {max((record.get('passes', 0) for record in mapped), default=0)}")
     errors = [record["type"] for record in ran if "map_error" in record]
     return lines + ([f"{len(errors)}  map failed: {' '.join(errors)}"] if errors else [])
 
