@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -21,11 +22,13 @@ from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.records import NormSite, Placement, ProfileRow
 from normwise.graph.guard import as_found, tensor_state
+from normwise.rendering import both, in_language
 from normwise.targets.target import Target
 
 __all__ = ["check", "map"]
 
 EFFORTS = ("read", "normal", "full")
+_USUAL_EFFORT = "normal"
 # hashing reads every weight twice; above this the comparison would cost more than the check (bytes)
 _HASH_LIMIT = 4 * 2**30
 
@@ -120,7 +123,8 @@ def check(
     from normwise.checkup import rules
 
     wanted = rule_runner.chosen(rules.all_rules(), select, ignore)
-    return _report(targets.target(model, inputs, **evidence), wanted, effort, judged=True)
+    report = _report(targets.target(model, inputs, **evidence), wanted, effort, judged=True)
+    return replace(report, call=_call(model, inputs, evidence, effort))
 
 
 def map(model: nn.Module | Target | str, inputs: Any = None, **evidence: Any) -> Report:
@@ -134,6 +138,15 @@ def map(model: nn.Module | Target | str, inputs: Any = None, **evidence: Any) ->
     return _report(targets.target(model, inputs, **evidence), {}, "read", judged=False)
 
 
+def _call(model: object, inputs: object, evidence: Mapping[str, Any], effort: str) -> str:
+    """Return how the same check is called again; what is no text goes by the name of its argument."""
+    said = [repr(model) if isinstance(model, str) else "target" if isinstance(model, Target) else "model"]
+    said += [repr(inputs) if isinstance(inputs, str) else "inputs"] if inputs is not None else []
+    said += [f"{name}={name}" for name in evidence]
+    said += [f"effort={effort!r}"] if effort != _USUAL_EFFORT else []
+    return f"nw.check({', '.join(said)})"
+
+
 def _given(**evidence: Any) -> dict[str, Any]:
     return {name: value for name, value in evidence.items() if value is not None}
 
@@ -144,31 +157,33 @@ def _report(target: Target, rules: dict[str, Any], effort: str, *, judged: bool)
     hashed = judged and _bytes_of(target.model) <= _HASH_LIMIT
     before = tensor_state(target.model) if hashed else None
     facts = Facts(target, effort)
-    norms, apart, placement, notes = _read(facts)
-    profile, unprofiled = _profile(facts, effort)
     findings: list[Finding] = []
     passed: list[str] = []
     not_checked: list[NotChecked] = []
-    for name, rule in rules.items():
-        with as_found(target.model, evaluate=None):
+    with as_found(target.model, evaluate=None):  # facts undo what they do; this catches what a rule does besides
+        norms, apart, placement, notes = _read(facts)
+        profile, unprofiled = _profile(facts, effort)
+        for name, rule in rules.items():
             verdict = rule_runner.run(name, rule, facts)
-        if isinstance(verdict, NotChecked):
-            not_checked.append(verdict)
-        elif verdict:
-            findings.extend(verdict)
-        else:
-            passed.append(rule.CODE)
+            if isinstance(verdict, NotChecked):
+                not_checked.append(verdict)
+            elif verdict:
+                findings.extend(verdict)
+            else:
+                passed.append(rule.CODE)
     unchanged = tensor_state(target.model) == before if before is not None else None
     return Report(
         target=target.name,
         inputs=str(target.inputs_from),
         weights=str(target.weights),
+        effort=effort,
         notes=(*target.notes, *notes, *unprofiled),
         versions=_versions(),
         cost=Cost(
             seconds=time.perf_counter() - started,
             forward_passes=facts.forward_passes,
             backward_passes=facts.backward_passes,
+            repair_passes=facts.repair_passes,
             peak_bytes=_peak_bytes(),
         ),
         placement=placement,
@@ -181,6 +196,7 @@ def _report(target: Target, rules: dict[str, Any], effort: str, *, judged: bool)
         passed=tuple(sorted(passed)),
         not_checked=tuple(sorted(not_checked, key=lambda n: n.code)),
         rules_run=judged,
+        tolerances={rule.CODE: numbers for rule in rules.values() if (numbers := rule_runner.tolerances(rule))},
         unchanged=unchanged,
     )
 
@@ -189,7 +205,7 @@ def _read(facts: Facts) -> tuple[tuple[NormSite, ...], tuple[NormSite, ...], Pla
     try:
         return facts.norms, facts.listed_apart, facts.placement, facts.recording.notes
     except NotKnown as unknown:
-        return (), (), Placement(), (f"the model was not run: {unknown.why}",)
+        return (), (), Placement(), (_note("the model was not run", "模型没有运行", unknown),)
 
 
 def _if_known(facts: Facts, name: str) -> tuple[Any, ...]:
@@ -205,7 +221,11 @@ def _profile(facts: Facts, effort: str) -> tuple[tuple[ProfileRow, ...], tuple[s
     try:
         return facts.profile, ()
     except NotKnown as unknown:
-        return (), (f"profile by depth not measured: {unknown.why}",)
+        return (), (_note("profile by depth not measured", "没有测得随深度的变化", unknown),)
+
+
+def _note(en: str, zh: str, unknown: NotKnown) -> str:
+    return both(f"{en}: {unknown.why}", f"{zh}：{in_language(unknown.why, 'zh')}")
 
 
 def _bytes_of(model: nn.Module) -> int:
