@@ -130,6 +130,8 @@ class Runs:
         *,
         training: bool = False,
         wanted: Collection[int] | None = None,
+        instead: Mapping[int, Instead] | None = None,
+        prepare: Callable[[nn.Module], object] | None = None,
     ) -> Run:
         """Run the model on other inputs.
 
@@ -138,13 +140,21 @@ class Runs:
             kwargs: keyword arguments.
             training: norms with running statistics are in train mode.
             wanted: ids of the values to keep, all by default.
+            instead: by id of this run's values, what is computed in place of them: a counterfactual.
+            prepare: called with the model before the run; what it changes is undone.
         """
-        self.facts.spend()
+        self.facts.spend(repair=bool(instead))
         target = self.facts.target
         if args is not None or kwargs is not None:
             target = dataclasses.replace(target, args=args or (), kwargs=kwargs or {})
-        prepare = statistics_live if training else None
-        return self._run(target, wanted=wanted, mode=self.facts.traced.graph.mode, prepare=prepare)
+
+        def prepared(model: nn.Module) -> None:
+            if training:
+                statistics_live(model)
+            if prepare is not None:
+                prepare(model)
+
+        return self._run(target, wanted=wanted, instead=instead, mode=self.facts.traced.graph.mode, prepare=prepared)
 
     def altered(self, instead: Mapping[int, Instead], wanted: Collection[int] = ()) -> Run:
         """Run the example inputs with some values of the traced run computed otherwise: a counterfactual.

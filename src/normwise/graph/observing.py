@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ __all__ = ["KEPT_BYTES", "Instead", "Observer"]
 KEPT_BYTES = 2**30
 
 Instead = Callable[[Mapping[int, torch.Tensor]], torch.Tensor]
-"""Makes a value from those kept so far, by id."""
+"""Makes a value from those kept so far, by id; under its own id stands what the op made."""
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ class Observer:
             self.tensors[value.id] = tensor.detach().clone()
 
     def _overwrite(self, value: Value, tensor: torch.Tensor) -> None:
-        new = self.instead[value.id](self.tensors)
+        new = self.instead[value.id](ChainMap({value.id: tensor}, self.tensors))
         if tuple(new.shape) != tuple(tensor.shape):
             raise ValueError(f"value {value.id} has shape {tuple(tensor.shape)}, its stand-in {tuple(new.shape)}")
         tensor.copy_(new)

@@ -30,7 +30,7 @@ from normwise.targets.guesses import Maker, candidates, channels_first, sequence
 from normwise.targets.target import InputsFrom, Target
 from normwise.targets.wrapping import unwrap
 
-__all__ = ["fill", "from_shape", "infer", "map_tensors", "vary", "with_batch", "with_time"]
+__all__ = ["axis_of", "fill", "from_shape", "infer", "map_tensors", "size_of", "vary", "with_batch", "with_time"]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """The positional and the keyword arguments of one call."""
@@ -133,6 +133,20 @@ def with_time(target: Target, n: int) -> Call | None:
     return _resized(target, _time_axis, n)
 
 
+def size_of(target: Target, name: str) -> int:
+    """Return the size of the inputs' "batch" or "time" axis, on which all that have one agree; 0 where they do not."""
+    return _size(target, _AXES[name])
+
+
+def axis_of(target: Target, name: str, tensor: torch.Tensor) -> int | None:
+    """Return the "batch" or "time" axis of one input; None where it has none."""
+    model, _ = unwrap(target.model)
+    axis = _AXES[name](tensor, model)
+    if axis is None and name == "time" and tensor.ndim == 2 and tensor.size(1) == size_of(target, "time"):
+        return 1  # a floating mask beside the ids
+    return axis
+
+
 def _one_input(item: str, spec: str, maker: Maker, below: int) -> tuple[str | None, torch.Tensor]:
     match = _INPUT.fullmatch(item)
     if match is None:
@@ -197,6 +211,9 @@ def _time_axis(tensor: torch.Tensor, model: nn.Module) -> int | None:
     if tensor.ndim == 3 and tensor.is_floating_point():
         return 0 if sequence_first(model) else 2 if channels_first(model) else 1
     return 1 if tensor.ndim == 2 and not tensor.is_floating_point() else None
+
+
+_AXES: dict[str, _Axis] = {"batch": _batch_axis, "time": _time_axis}
 
 
 def _size(target: Target, axis_of: _Axis) -> int:
