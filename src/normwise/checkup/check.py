@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 import time
@@ -140,10 +141,10 @@ def map(model: nn.Module | Target | str, inputs: Any = None, **evidence: Any) ->
 
 def _call(model: object, inputs: object, evidence: Mapping[str, Any], effort: str) -> str:
     """Return how the same check is called again; what is no text goes by the name of its argument."""
-    said = [repr(model) if isinstance(model, str) else "target" if isinstance(model, Target) else "model"]
-    said += [repr(inputs) if isinstance(inputs, str) else "inputs"] if inputs is not None else []
+    said = [json.dumps(model) if isinstance(model, str) else "target" if isinstance(model, Target) else "model"]
+    said += [json.dumps(inputs) if isinstance(inputs, str) else "inputs"] if inputs is not None else []
     said += [f"{name}={name}" for name in evidence]
-    said += [f"effort={effort!r}"] if effort != _USUAL_EFFORT else []
+    said += [f"effort={json.dumps(effort)}"] if effort != _USUAL_EFFORT else []
     return f"nw.check({', '.join(said)})"
 
 

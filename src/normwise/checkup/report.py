@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from normwise.checkup.finding import Finding, NotChecked, Severity
 from normwise.facts.records import Break, NormSite, Placement, ProfileRow
 
 __all__ = ["Cost", "Report"]
 
+_PYTHON = "nw."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What the check cost: wall seconds, forward passes and the peak of resident memory in bytes."""
+    """What the check cost: wall seconds, passes of the model and the peak of resident memory in bytes."""
 
     seconds: float = 0.0
     forward_passes: int = 0
     backward_passes: int = 0
+    repair_passes: int = 0  # of the two above: they ran the model with one thing changed, to prove a finding
     peak_bytes: int = 0
 
 
@@ -29,6 +33,8 @@ class Report:
     target: str
     inputs: str = "given"
     weights: str = "given"
+    effort: str = "normal"
+    call: str = ""  # how the same check is called again: Python, or a command line
     notes: tuple[str, ...] = ()  # what was reduced, generated or assumed
     versions: Mapping[str, str] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
@@ -42,6 +48,7 @@ class Report:
     passed: tuple[str, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
     rules_run: bool = True  # False for a map
+    tolerances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the rules that ran, by code
     unchanged: bool | None = None  # parameters and buffers bit-identical afterwards; None: not compared
 
     def worst(self) -> Severity | None:
@@ -54,22 +61,32 @@ class Report:
 
         return reports.render(self, "json")
 
-    def to_html(self) -> str:
-        """Return the report as one self-contained page."""
+    def reproduce(self, finding: Finding) -> str:
+        """Return the line that makes this check again by the rule of one finding alone."""
+        if self.call.startswith(_PYTHON):
+            return f'{self.call[:-1]}, select=["{finding.code}"])'
+        return f"{self.call} --select {finding.code}" if self.call else ""
+
+    def to_html(self, *, lang: str = "en") -> str:
+        """Return the report as one self-contained page, in English ("en") or Chinese ("zh")."""
         from normwise.checkup import reports
 
-        return reports.render(self, "html")
+        return reports.render(self, "html", lang=lang)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the report; the suffix (.json, .html, .txt) chooses the format."""
+    def to_text(self, *, lang: str = "en", full: bool = False) -> str:
+        """Return the report as text, in English ("en") or Chinese ("zh"); ``print`` shows the English one."""
         from normwise.checkup import reports
 
-        return reports.save(self, Path(path))
+        return reports.render(self, "text", lang=lang, full=full)
+
+    def save(self, path: str | Path, *, lang: str = "en") -> Path:
+        """Write the report; the suffix (.json, .html, .txt) chooses the format. JSON is English in any language."""
+        from normwise.checkup import reports
+
+        return reports.save(self, Path(path), lang=lang)
 
     def __str__(self) -> str:
-        from normwise.checkup import reports
-
-        return reports.render(self, "text")
+        return self.to_text()
 
     def _repr_html_(self) -> str:
         return self.to_html()

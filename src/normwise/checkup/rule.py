@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 from normwise.checkup.finding import Finding, NotChecked, Severity
 from normwise.errors import NormwiseError, NotKnown
 from normwise.facts import Facts
+from normwise.rendering import both
 
-__all__ = ["DOCS", "chosen", "run"]
+__all__ = ["DOCS", "chosen", "run", "tolerances"]
 
 DOCS = "docs/rules/{code}.md"
 
@@ -28,9 +30,9 @@ def run(name: str, rule: ModuleType, facts: Facts) -> list[Finding] | NotChecked
     except NormwiseError as error:
         return NotChecked(code=rule.CODE, name=name, why=str(error))
     except Exception as error:  # a defect in a rule must not cost the user the report
-        return NotChecked(
-            code=rule.CODE, name=name, why=f"the rule failed ({type(error).__name__}: {error}); please report it"
-        )
+        said = f"{type(error).__name__}: {error}"
+        why = both(f"the rule failed ({said}); please report it", f"规则本身出错（{said}）；请报告")
+        return NotChecked(code=rule.CODE, name=name, why=why)
     docs = DOCS.format(code=rule.CODE)
     return [
         replace(f, code=rule.CODE, name=name, docs=docs, paths=f.paths or (f.path,), severity=_proved(f)) for f in found
@@ -49,6 +51,24 @@ def _proved(finding: Finding) -> Severity:
     if before == after or abs(before - after) <= MOVED * max(abs(before), abs(after)):
         return Severity.INFO
     return finding.severity
+
+
+def tolerances(rule: ModuleType) -> dict[str, Any]:
+    """Return the numbers a rule judges by: its public constants that are numbers, in the order of the file.
+
+    Examples:
+        >>> from normwise.checkup.rules import eps_outside_root
+        >>> tolerances(eps_outside_root)
+        {'constants': (0.0, 0.1, 1.0, 3.7)}
+    """
+    named = {name: value for name, value in vars(rule).items() if name.isupper() and not name.startswith("_")}
+    return {name.lower(): value for name, value in named.items() if _numeric(value)}
+
+
+def _numeric(value: object) -> bool:
+    if isinstance(value, (tuple, list)):
+        return bool(value) and all(map(_numeric, value))
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def chosen(

@@ -40,6 +40,8 @@ def _document(report: Report) -> dict[str, Any]:
         "target": report.target,
         "inputs": report.inputs,
         "weights": report.weights,
+        "effort": report.effort,
+        "call": report.call,
         "notes": report.notes,
         "versions": report.versions,
         "cost": asdict(report.cost),
@@ -51,9 +53,10 @@ def _document(report: Report) -> dict[str, Any]:
         "not_executed": report.not_executed,
         "breaks": [asdict(each) for each in report.breaks],
         "profile": [asdict(row) for row in report.profile],
-        "findings": [_finding(finding) for finding in report.findings],
+        "findings": [_finding(finding, report.reproduce(finding)) for finding in report.findings],
         "passed": report.passed,
         "not_checked": [asdict(each) for each in report.not_checked],
+        "tolerances": report.tolerances,
     }
 
 
@@ -132,7 +135,7 @@ def _spec(site: NormSite) -> dict[str, Any]:
     return fields if site.spec else {**dict.fromkeys(fields), "kind": "other"}
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: Finding, reproduce: str) -> dict[str, Any]:
     return {
         "code": finding.code,
         "name": finding.name,
@@ -144,6 +147,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "evidence": finding.evidence,
         "counterfactual": finding.counterfactual,
         "fix": finding.fix,
+        "reproduce": reproduce,
         "docs": finding.docs,
         "fingerprint": finding.fingerprint,
     }
