@@ -32,7 +32,12 @@ def effect(change: str, metric: str, before: float, after: float, **more: Any) -
 
 
 def respecified(
-    facts: Facts, calls: Iterable[NormCall], change: Callable[[NormSpec], NormSpec], wanted: Iterable[int] = ()
+    facts: Facts,
+    calls: Iterable[NormCall],
+    change: Callable[[NormSpec], NormSpec],
+    wanted: Iterable[int] = (),
+    *,
+    weight: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Run:
     """Run the example inputs with some norms computed by a changed formula.
 
@@ -41,6 +46,7 @@ def respecified(
         calls: executions of norms.
         change: from the norm's spec to the one to use, such as ``lambda s: replace(s, eps=1e-5)``.
         wanted: ids of further values to keep.
+        weight: makes the stored gain to use from the one it has.
 
     Raises:
         NotKnown: a norm's own formula does not reproduce it here, so a changed one would prove nothing.
@@ -54,7 +60,7 @@ def respecified(
         made, expected = own(kept.tensors).double(), kept.of(call.output).double()
         if (made - expected).norm() > _SAME[kept.of(call.output).dtype] * expected.norm():
             raise NotKnown(_NO_FORMULA)
-        instead[call.output] = compute(facts, call, change(call.spec))
+        instead[call.output] = compute(facts, call, change(call.spec), weight=weight)
         inputs.add(call.input)
     return facts.runs.altered(instead, inputs)
 
@@ -62,7 +68,9 @@ def respecified(
 _NO_FORMULA = both("the norm's formula does not reproduce it here", "这里用该归一化的公式重现不了它的输出")
 
 
-def compute(facts: Facts, call: NormCall, spec: NormSpec) -> Instead:
+def compute(
+    facts: Facts, call: NormCall, spec: NormSpec, *, weight: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Instead:
     """Return what computes a norm by a spec from the values that a run has kept.
 
     Raises:
@@ -77,10 +85,11 @@ def compute(facts: Facts, call: NormCall, spec: NormSpec) -> Instead:
     def named(value: int | None) -> torch.Tensor | None:
         return None if value is None else tensors[values[value].names[0]].detach()
 
-    weight, bias = named(call.weight), named(call.bias)
+    gain, bias = named(call.weight), named(call.bias)
+    gain = weight(gain) if weight is not None and gain is not None else gain
     mean, variance = (None, None) if call.uses_batch else (named(call.running_mean), named(call.running_var))
 
     def instead(kept: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        return reference(spec, kept[call.input], weight, bias, mean=mean, statistic=variance).to(kept[call.input])
+        return reference(spec, kept[call.input], gain, bias, mean=mean, statistic=variance).to(kept[call.input])
 
     return instead
