@@ -11,13 +11,15 @@ from functools import cached_property
 import torch
 
 from normwise.errors import NotKnown
-from normwise.facts import breaks, labels, norms, placing, probe, profile, running, streams, unexecuted
+from normwise.facts import batches, breaks, labels, logits, norms, placing, probe, profile, running, streams, unexecuted
 from normwise.facts.flow import Flow
+from normwise.facts.gains import Gains
 from normwise.facts.plain import plain
 from normwise.facts.records import Break, NormSite, Placement, ProfileRow
 from normwise.facts.rows import Rows
 from normwise.facts.runs import Runs
 from normwise.facts.sites import Site, sites_of
+from normwise.facts.trials import Trial, Trials
 from normwise.graph import Graph, Observer, Recording, trace
 from normwise.graph.capture import tensors_in
 from normwise.rendering import both
@@ -141,9 +143,34 @@ class Facts:
         return running.read(self.target.model)
 
     @cached_property
+    def trials(self) -> Trials:
+        """Runs of the user's own code, watched and undone."""
+        return Trials(self)
+
+    @property
+    def training_step(self) -> Trial:
+        """One call of the user's ``train_step``."""
+        return self.trials.step
+
+    @property
+    def evaluation(self) -> Trial:
+        """One call of the user's ``eval_fn``."""
+        return self.trials.evaluation
+
+    @cached_property
+    def batches(self) -> batches.Batches:
+        """What the user's loader yields."""
+        return batches.read(self)
+
+    @cached_property
     def rows(self) -> Rows:
         """Replays of single norms on chosen rows."""
         return Rows(self.traced, self.target.model)
+
+    @cached_property
+    def gains(self) -> Gains:
+        """The gain that each norm really applies, and whether the model was trained."""
+        return Gains(self)
 
     @property
     def norms(self) -> tuple[NormSite, ...]:
@@ -182,6 +209,11 @@ class Facts:
         """Stream, branch and gradient by depth, from one forward and one backward pass."""
         self.spend(backward=1)
         return profile.measure(self.target, self.traced.graph, self.placed)
+
+    @cached_property
+    def attentions(self) -> tuple[logits.Attention, ...]:
+        """How sharp each attention is on the example inputs."""
+        return logits.attentions(self)
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:

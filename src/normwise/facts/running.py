@@ -1,4 +1,4 @@
-"""Running statistics as a model holds them, whether or not a run reached them."""
+"""Running statistics as a model holds them, whether or not a run reached them, and those of a batch beside them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["RunningStatistics", "read"]
+__all__ = ["BatchStatistics", "RunningStatistics", "measured", "read"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,18 @@ class RunningStatistics:
     weight: torch.Tensor | None
     bias: torch.Tensor | None
     counted: int | None  # batches; None where the module keeps no count
+    momentum: float | None = None  # share of the newest batch; None: a plain average, or not said
+    training: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStatistics:
+    """Mean and variance of one input of one norm, by channel, in float64."""
+
+    mean: torch.Tensor
+    var: torch.Tensor  # biased
+    samples: torch.Tensor  # [samples, channels]: the mean of each sample
+    count: int  # values of one channel
 
 
 def read(model: nn.Module) -> tuple[RunningStatistics, ...]:
@@ -28,11 +40,36 @@ def read(model: nn.Module) -> tuple[RunningStatistics, ...]:
     return tuple(f for f in found if f is not None)
 
 
+def measured(module: nn.Module, given: torch.Tensor) -> BatchStatistics | None:
+    """Return the statistics of an input of a norm with running statistics; None where it has no axis of channels."""
+    var = _tensor(module, "running_var")
+    if var is None or var.dim() != 1 or given.numel() == 0 or given.device.type == "meta":
+        return None
+    axis = _channel_axis(given, len(var))
+    if axis is None:
+        return None
+    values = given.detach().double().movedim(axis, 1)
+    values = values.reshape(values.shape[0], len(var), -1)
+    return BatchStatistics(
+        mean=values.mean((0, 2)),
+        var=values.var((0, 2), correction=0),
+        samples=values.mean(2),
+        count=values.shape[0] * values.shape[2],
+    )
+
+
+def _channel_axis(given: torch.Tensor, channels: int) -> int | None:
+    if given.dim() < 2:
+        return None
+    return next((a for a in (1, given.dim() - 1) if given.shape[a] == channels), None)
+
+
 def _of(path: str, module: nn.Module) -> RunningStatistics | None:
     var = _tensor(module, "running_var")
     if var is None or not var.is_floating_point():
         return None
     count = _tensor(module, "num_batches_tracked")
+    momentum = getattr(module, "momentum", None)
     return RunningStatistics(
         path=path,
         mean=_tensor(module, "running_mean"),
@@ -40,6 +77,8 @@ def _of(path: str, module: nn.Module) -> RunningStatistics | None:
         weight=_tensor(module, "weight"),
         bias=_tensor(module, "bias"),
         counted=None if count is None or count.is_meta else int(count),
+        momentum=float(momentum) if isinstance(momentum, (int, float)) else None,
+        training=module.training,
     )
 
 

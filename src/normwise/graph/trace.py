@@ -21,7 +21,7 @@ from normwise.graph.observing import Observer
 from normwise.targets import unwrap
 from normwise.targets.target import Target
 
-__all__ = ["Recording", "trace"]
+__all__ = ["Recording", "eager", "trace"]
 
 _ABOUT_GRADIENTS = re.compile(r"inference|require|\bgrad|differentia|backward", re.IGNORECASE)
 
@@ -94,7 +94,7 @@ def _run(target: Target, mode: str, partial: bool, observer: Observer | None) ->
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             torch.backends.mha.set_fastpath_enabled(False)
-            stack.enter_context(_eager())
+            stack.enter_context(eager())
             stack.enter_context(grad)
             if fake is not None:
                 stack.enter_context(fake)
@@ -145,7 +145,7 @@ def _wants_gradients(error: TraceError) -> bool:
 
 
 @contextlib.contextmanager
-def _eager() -> Iterator[None]:
+def eager() -> Iterator[None]:
     """Keep compiled submodules from being compiled again for one traced run."""
     if "torch._dynamo" not in sys.modules:
         yield
