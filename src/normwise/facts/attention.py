@@ -35,7 +35,7 @@ class AttentionOperands:
                 self.role.setdefault((score.id, value), Place.QK)
 
     def _softmax(self, op: Op) -> None:
-        score = self._matmul_behind(op.inputs[0])
+        score = self.matmul_behind(op.inputs[0])
         if score is None:
             return
         self.scores.add(score.id)
@@ -46,7 +46,8 @@ class AttentionOperands:
                 if value != reader[1]:
                     self.role.setdefault((reader[0].id, value), Place.V)
 
-    def _matmul_behind(self, value: int) -> Op | None:
+    def matmul_behind(self, value: int) -> Op | None:
+        """Return the product of two activations that a value carries on."""
         for _ in range(16):
             op = self.graph.producer(value)
             if op is None:

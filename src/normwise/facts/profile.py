@@ -1,13 +1,15 @@
-"""Root mean squares along each stack: the stream, its branches, and the gradient that reaches it.
+"""Measures along each stack: the stream, its branches, and the gradient that reaches it.
 
 The gradient is that of a random unit projection of the model's outputs, so its level is
-arbitrary and its shape by depth is what counts.
+arbitrary and its shape by depth is what counts. In streams [..., T, H] it is also read token by token: the
+root mean square of a whole layer hides that all of it sits on one position (SCIENCE: causal post-norm stacks).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -22,7 +24,9 @@ from normwise.graph import Graph, Op
 from normwise.graph.capture import Overwritten, tensors_in
 from normwise.graph.guard import as_found
 from normwise.graph.provenance import CallStack
+from normwise.rendering import both
 from normwise.targets import unwrap
+from normwise.targets.guesses import sequence_first
 from normwise.targets.target import Target
 
 __all__ = ["measure"]
@@ -39,9 +43,9 @@ def measure(target: Target, graph: Graph, placed: Placed) -> tuple[ProfileRow, .
         NotKnown: no stack, no numbers (fake weights), or no gradient can be taken.
     """
     if not placed.streams:
-        raise NotKnown("no residual stream was found")
+        raise NotKnown(both("no residual stream was found", "没有找到残差流"))
     if graph.fake:
-        raise NotKnown("the weights hold no numbers")
+        raise NotKnown(both("the weights hold no numbers", "权重没有数值"))
     keys = _keys(graph)
     wanted: dict[_Key, int] = {}
     for stream in placed.streams:
@@ -62,7 +66,8 @@ def measure(target: Target, graph: Graph, placed: Placed) -> tuple[ProfileRow, .
                     path=graph.path(add.op),
                     residual_rms=seen[0] if seen else None,
                     branch_rms=seen[1] if seen else None,
-                    grad_rms=gradients.get(add.op.id),
+                    **(asdict(gradients[add.op.id]) if add.op.id in gradients else {"grad_rms": None}),
+                    token_cosine=seen[2] if seen else None,
                 )
             )
     return tuple(rows)
@@ -90,14 +95,20 @@ class _Watch(TorchDispatchMode):
     """Keeps the outputs of chosen adds while a run with gradients goes by."""
 
     def __init__(
-        self, calls: CallStack, wanted: dict[_Key, int], branch: dict[int, int], overwritten: Overwritten
+        self,
+        calls: CallStack,
+        wanted: dict[_Key, int],
+        branch: dict[int, int],
+        overwritten: Overwritten,
+        position_axis: int,
     ) -> None:
         super().__init__()
+        self.position_axis = position_axis
         self.overwritten = overwritten
         self.calls, self.wanted, self.branch = calls, wanted, branch
         self.shapes = {(k[0], k[1], k[2], k[3]) for k in wanted}
         self.counts: Counter[Any] = Counter()
-        self.rms: dict[int, tuple[float | None, float | None]] = {}
+        self.rms: dict[int, tuple[float | None, float | None, float | None]] = {}
         self.edges: dict[int, GradientEdge] = {}
         self._latest: tuple[int, torch.Tensor] | None = None
 
@@ -128,7 +139,7 @@ class _Watch(TorchDispatchMode):
     def _keep(self, op: int, output: torch.Tensor, operands: list[torch.Tensor]) -> None:
         position = self.branch[op]
         branch = _rms(operands[position]) if 0 <= position < len(operands) else None
-        self.rms[op] = (_rms(output), branch)
+        self.rms[op] = (_rms(output), branch, _cosine(output, self.position_axis))
         self._latest = (op, output)
 
 
@@ -140,10 +151,11 @@ def _rms(tensor: torch.Tensor) -> float | None:
 
 def _run(
     target: Target, wanted: dict[_Key, int], branch: dict[int, int]
-) -> tuple[dict[int, tuple[float | None, float | None]], dict[int, float]]:
+) -> tuple[dict[int, tuple[float | None, float | None, float | None]], dict[int, Gradient]]:
+    axis = 0 if sequence_first(unwrap(target.model)[0]) else 1
     calls = CallStack(target.model)
     overwritten = Overwritten(target.model, (target.args, target.kwargs))
-    watch = _Watch(calls, wanted, branch, overwritten)
+    watch = _Watch(calls, wanted, branch, overwritten, axis)
     # parameters made in inference mode can be run but not differentiated
     frozen = any(p.is_inference() for p in target.model.parameters())
     with warnings.catch_warnings(), torch.enable_grad(), torch.inference_mode(frozen):
@@ -154,11 +166,11 @@ def _run(
                 args, kwargs = tree_map_only(torch.Tensor, _differentiable, (target.args, dict(target.kwargs)))
                 output = unwrap(target.model)[0](*args, **kwargs)
             watch.settle()
-            gradients = _gradients(watch.edges, output)
+            gradients = _gradients(watch.edges, output, axis)
         except Exception as error:
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             if not watch.rms:
-                raise NotKnown(f"the run with gradients failed: {said}") from error
+                raise NotKnown(both(f"the run with gradients failed: {said}", f"求梯度的运行失败：{said}")) from error
             gradients = {}
         finally:
             overwritten.undo()
@@ -170,7 +182,41 @@ def _differentiable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def _gradients(edges: dict[int, GradientEdge], output: Any) -> dict[int, float]:
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradient at one add: of the whole value, of its median token, and the share of the first position."""
+
+    grad_rms: float
+    grad_median: float | None
+    grad_first_share: float | None
+
+
+def _gradient(gradient: torch.Tensor, position_axis: int) -> Gradient | None:
+    rms = _rms(gradient)
+    if rms is None:
+        return None
+    if gradient.dim() != 3 or gradient.shape[position_axis] < 2:
+        return Gradient(rms, None, None)
+    energy = gradient.detach().double().square().mean(-1)
+    # a pooled or class-token output gives other tokens no gradient at the top: the median is over those that get any
+    reached = energy[energy > 0]
+    total = float(energy.sum())
+    if total == 0:
+        return Gradient(rms, None, None)
+    return Gradient(rms, float(reached.median().sqrt()), float(energy.select(position_axis, 0).sum()) / total)
+
+
+def _cosine(stream: torch.Tensor, position_axis: int) -> float | None:
+    """Return the mean cosine between the tokens of a sample; 1 means that they have become one vector."""
+    if not stream.is_floating_point() or stream.dim() != 3 or stream.shape[position_axis] < 2:
+        return None
+    tokens = torch.nn.functional.normalize(stream.detach().double(), dim=-1, eps=torch.finfo(torch.float64).tiny)
+    count = tokens.shape[position_axis]
+    together = tokens.sum(position_axis).square().sum(-1).mean()
+    return float((together - count) / (count * (count - 1)))
+
+
+def _gradients(edges: dict[int, GradientEdge], output: Any, position_axis: int) -> dict[int, Gradient]:
     outputs = [t for t in tensors_in(output) if t.requires_grad and t.is_floating_point()]
     if not edges or not outputs:
         return {}
@@ -180,8 +226,5 @@ def _gradients(edges: dict[int, GradientEdge], output: Any) -> dict[int, float]:
         direction = torch.randn(out.shape, generator=generator, device="cpu").to(out)
         total = total + (out * direction).sum().float() / max(out.numel(), 1) ** 0.5
     found = torch.autograd.grad(total, list(edges.values()), allow_unused=True)  # type: ignore[arg-type]
-    by_op: dict[int, float] = defaultdict(float)
-    for op, gradient in zip(edges, found, strict=True):
-        if gradient is not None and (rms := _rms(gradient)) is not None:
-            by_op[op] = rms
-    return dict(by_op)
+    read = {op: _gradient(g, position_axis) for op, g in zip(edges, found, strict=True) if g is not None}
+    return {op: gradient for op, gradient in read.items() if gradient is not None}

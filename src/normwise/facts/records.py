@@ -124,7 +124,12 @@ class Break:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRow:
-    """Root mean squares along a stack, one row a sublayer; None where it was not measured."""
+    """Root mean squares along a stack, one row a sublayer; None where it was not measured.
+
+    ``grad_median`` is that of the median token (a layer's own hides that one position may hold it all),
+    ``grad_first_share`` the share of the gradient's energy on the first position, ``token_cosine`` the mean cosine
+    between two tokens of a sample, ``eps_share`` the part of eps under the root of the sublayer's norm.
+    """
 
     stack: int
     sublayer: int
@@ -133,3 +138,7 @@ class ProfileRow:
     branch_rms: float | None
     grad_rms: float | None
     predicted_rms: float | None = None
+    grad_median: float | None = None
+    grad_first_share: float | None = None
+    token_cosine: float | None = None
+    eps_share: float | None = None

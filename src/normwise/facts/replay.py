@@ -12,7 +12,7 @@ from torch import nn
 from normwise.errors import NotKnown
 from normwise.graph import ALIAS, Graph, Op, Recording, Ref, Value, ValueKind
 
-__all__ = ["Replayer", "program"]
+__all__ = ["Replayer", "op_function", "program"]
 
 T = TypeVar("T")
 # a norm's region has a few dozen ops; more means the walk left it

@@ -1,0 +1,216 @@
+"""How sharp attention is on the data: the spread of its logits and the entropy of its weights, head by head."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from normwise.errors import NotKnown
+from normwise.facts import vocabulary as ops
+from normwise.facts.attention import AttentionOperands
+from normwise.facts.replay import Replayer, op_function
+from normwise.facts.runs import Run
+from normwise.graph import Op, Ref, ValueKind
+
+if TYPE_CHECKING:
+    from normwise.facts.facts import Facts
+
+__all__ = ["Attention", "Sharpness", "attentions"]
+
+# samples and queries that are enough for a mean: the cost stays that of a few rows at any length
+_SAMPLES, _QUERIES = 4, 128
+# Logits so far below the largest of their row are masked, or might as well be: masks add -100 (Swin) or less, and e^-50
+_MASKED = 50.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharpness:
+    """Of one attention, by head: a query's logits spread by ``spread``, its weights have ``entropy`` of the most."""
+
+    spread: tuple[float, ...]  # standard deviation over the keys a query sees
+    entropy: tuple[float, ...]  # mean over the queries, as a share of the logarithm of the number of keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """One execution of attention."""
+
+    path: str
+    op: int
+    keys: int
+    measured: Sharpness
+    normed: bool  # a norm stands on queries or keys
+    learned_scale: bool  # a parameter scales the logits: a temperature
+    with_norm: Sharpness | None  # the same if queries and keys were RMS-normalized; None where they were not kept
+
+
+def attentions(facts: Facts) -> tuple[Attention, ...]:
+    """Return every softmax attention of the traced run with at least 4 keys.
+
+    Raises:
+        NotKnown: nothing was kept of the run.
+    """
+    run, heads = facts.runs.base, AttentionOperands(facts.flow)
+    found = []
+    for op in facts.graph.ops:
+        score = _Score.of(facts, heads, op)
+        if score is not None and (read := score.read(run)) is not None:
+            found.append(read)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Score:
+    """Where the logits of one attention come from."""
+
+    facts: Facts
+    op: Op  # the fused attention or the softmax
+    query: int
+    key: int
+    product: Op | None  # the matmul of query and key, where it is an op of its own
+
+    @classmethod
+    def of(cls, facts: Facts, heads: AttentionOperands, op: Op) -> _Score | None:
+        inputs = list(op.inputs)
+        if op.short in ops.ATTENTION:
+            return cls(facts, op, inputs[0], inputs[1], None) if len(inputs) > 1 else None
+        if op.short in ops.SOFTMAX and inputs:
+            product = heads.matmul_behind(inputs[0])
+            acts = facts.flow.acts(product) if product is not None else []
+            if product is not None and len(acts) >= 2:
+                return cls(facts, op, acts[-2], acts[-1], product)
+        return None
+
+    def read(self, run: Run) -> Attention | None:
+        try:
+            logits = self._logits(run, normed=False)
+        except NotKnown:
+            return None
+        measured = _sharpness(logits)
+        if measured is None:
+            return None
+        try:
+            repaired = self._logits(run, normed=True)
+        except NotKnown:
+            repaired = None
+        chains = [self.facts.streams.chain(v) for v in (self.query, self.key)]
+        return Attention(
+            path=self.facts.graph.path(self.op),
+            op=self.op.id,
+            keys=logits.shape[-1],
+            measured=measured,
+            normed=any(c.norms for c in chains),
+            learned_scale=self._learned_scale(),
+            with_norm=_sharpness(repaired) if repaired is not None else None,
+        )
+
+    def _logits(self, run: Run, *, normed: bool) -> torch.Tensor:
+        """Return logits [samples, heads, queries, keys] in float64, masked ones at -inf."""
+        if self.product is not None and not normed:
+            logits = _four(run.of(self.op.inputs[0]))
+            return _masked(logits[:_SAMPLES, :, -_QUERIES:].double())
+        query, key = (_four(run.of(v)) for v in (self.query, self.key))
+        if self.product is not None and key.shape[-1] != query.shape[-1]:
+            key = key.transpose(-1, -2)
+        if query.shape[-1] != key.shape[-1] or query.shape[-1] < 2:
+            raise NotKnown("queries and keys do not fit each other")
+        if key.shape[1] != query.shape[1]:  # grouped queries
+            key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        rows = slice(max(query.shape[2] - _QUERIES, 0), query.shape[2])
+        query, key = query[:_SAMPLES, :, rows].double(), key[:_SAMPLES].double()
+        scale = self._scale(query.shape[-1])
+        if normed:
+            query, key = (t * torch.rsqrt(t.square().mean(-1, keepdim=True) + 1e-12) for t in (query, key))
+            scale = 1 / math.sqrt(query.shape[-1])
+        logits = query @ key.transpose(-1, -2) * scale
+        return _masked(self._mask(run, logits, rows))
+
+    def _scale(self, width: int) -> float:
+        given = self._argument("scale")
+        return float(given) if isinstance(given, (int, float)) else 1 / math.sqrt(width)
+
+    def _mask(self, run: Run, logits: torch.Tensor, rows: slice) -> torch.Tensor:
+        if self.product is not None:
+            hidden = _four(run.of(self.op.inputs[0]))[:_SAMPLES, :, -_QUERIES:].double()
+            return logits.masked_fill(hidden < hidden.amax(-1, keepdim=True) - _MASKED, -math.inf)
+        mask = self._argument("attn_mask")
+        if isinstance(mask, Ref):
+            given = self._given_mask(run, mask.value)
+            given = (given[: logits.shape[0]] if given.dim() == 4 else given)[
+                ..., rows if given.shape[-2] > 1 else ..., :
+            ]
+            return logits.masked_fill(~given, -math.inf) if given.dtype is torch.bool else logits + given.double()
+        if self._argument("is_causal") is True:
+            keys = torch.arange(logits.shape[-1], device=logits.device)
+            queries = torch.arange(rows.start, rows.stop, device=logits.device)
+            return logits.masked_fill(keys > queries[:, None], -math.inf)
+        return logits
+
+    def _given_mask(self, run: Run, value: int) -> torch.Tensor:
+        """Return a mask: kept if it is floating, else computed again from the inputs."""
+        if self.facts.graph.values[value].floating:
+            return run.of(value)
+        recording, target = self.facts.traced, self.facts.target
+        named = {str(i): a for i, a in enumerate(target.args)} | dict(target.kwargs)
+        inputs = {
+            v.id: named[v.names[0]]
+            for v in recording.graph.values
+            if v.kind is ValueKind.INPUT and v.names and isinstance(named.get(v.names[0]), torch.Tensor)
+        }
+        return Replayer(recording, target.model, dtype=None)(value, inputs)
+
+    def _argument(self, name: str) -> object:
+        """Return an argument of the op by its name; fused attentions order theirs differently."""
+        try:
+            schema = op_function(self.op)._schema
+        except AttributeError as error:
+            raise NotKnown("the op is not torch's") from error
+        given = dict(zip((a.name for a in schema.arguments), self.op.args, strict=False)) | self.op.kwargs
+        return given.get(name)
+
+    def _learned_scale(self) -> bool:
+        """Whether a parameter multiplies queries, keys or logits after the projections: a temperature."""
+        flow, pending = self.facts.flow, [self.query, self.key]
+        pending += [self.op.inputs[0]] if self.product is not None else []
+        for _ in range(64):
+            op = self.facts.graph.producer(pending.pop()) if pending else None
+            if op is None or flow.mixes(op) or self.facts.streams.norm_at(op.outputs[0]) is not None:
+                continue
+            if op.short in ops.MUL | ops.DIV and any(flow.learned[i] and not flow.act[i] for i in op.inputs):
+                return True
+            pending.extend(flow.acts(op))
+        return False
+
+
+def _four(tensor: torch.Tensor) -> torch.Tensor:
+    """Bring [.., T, D] to [samples, heads, T, D]."""
+    while tensor.dim() < 4:
+        tensor = tensor.unsqueeze(0)
+    return tensor.flatten(0, tensor.dim() - 4) if tensor.dim() > 4 else tensor
+
+
+def _masked(logits: torch.Tensor) -> torch.Tensor:
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) - _MASKED, -math.inf)
+
+
+def _sharpness(logits: torch.Tensor) -> Sharpness | None:
+    seen = logits.isfinite()
+    count = seen.sum(-1)
+    rows = count >= 4  # of fewer keys neither spread nor entropy says anything
+    if not bool(rows.any()):
+        return None
+    filled = logits.masked_fill(~seen, 0.0)
+    mean = filled.sum(-1) / count.clamp(min=1)
+    variance = ((filled - mean[..., None]).square() * seen).sum(-1) / count.clamp(min=1)
+    log = torch.log_softmax(logits, -1).masked_fill(~seen, 0.0)
+    entropy = -(log.exp() * log * seen).sum(-1) / count.clamp(min=2).log()
+    spread, share = [], []
+    for head in range(logits.shape[1]):
+        kept = rows[:, head]
+        if bool(kept.any()):
+            spread.append(float(variance[:, head][kept].mean().sqrt()))
+            share.append(float(entropy[:, head][kept].mean()))
+    return Sharpness(spread=tuple(spread), entropy=tuple(share))
