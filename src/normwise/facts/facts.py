@@ -11,10 +11,25 @@ from functools import cached_property
 import torch
 
 from normwise.errors import NotKnown
-from normwise.facts import batches, breaks, labels, logits, norms, placing, probe, profile, running, streams, unexecuted
+from normwise.facts import (
+    backward,
+    batches,
+    breaks,
+    labels,
+    logits,
+    norms,
+    placing,
+    probe,
+    profile,
+    running,
+    streams,
+    unexecuted,
+)
+from normwise.facts.backward import Backward
 from normwise.facts.flow import Flow
 from normwise.facts.gains import Gains
 from normwise.facts.plain import plain
+from normwise.facts.ranges import Ranges
 from normwise.facts.records import Break, NormSite, Placement, ProfileRow
 from normwise.facts.rows import Rows
 from normwise.facts.runs import Runs
@@ -161,6 +176,16 @@ class Facts:
     def batches(self) -> batches.Batches:
         """What the user's loader yields."""
         return batches.read(self)
+
+    @cached_property
+    def ranges(self) -> Ranges:
+        """What leaves the range of its dtype in the example run, and where it came from."""
+        return Ranges(self)
+
+    @cached_property
+    def backward(self) -> Backward:
+        """The gradients of hand-written norms beside those of their formula."""
+        return backward.probe(self)
 
     @cached_property
     def rows(self) -> Rows:
