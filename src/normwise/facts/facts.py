@@ -6,6 +6,7 @@ An attribute that cannot be had raises ``NotKnown(why)``; a rule that touches it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
 import torch
@@ -15,9 +16,15 @@ from normwise.facts import (
     backward,
     batches,
     breaks,
+    causality,
+    decoding,
+    gaps,
     labels,
+    liveness,
     logits,
     norms,
+    padding,
+    partners,
     placing,
     probe,
     profile,
@@ -186,6 +193,48 @@ class Facts:
     def backward(self) -> Backward:
         """The gradients of hand-written norms beside those of their formula."""
         return backward.probe(self)
+
+    @cached_property
+    def exact(self) -> Facts:
+        """These facts, or those of a float32 copy where half precision would hide a difference."""
+        from normwise.facts.exact import exact
+
+        return exact(self)
+
+    @cached_property
+    def partners(self) -> partners.Partners:
+        """Whether one sample's result depends on the others of its batch."""
+        return partners.read(self)
+
+    @cached_property
+    def causality(self) -> causality.Causality:
+        """Whether an earlier step's result depends on later steps."""
+        return causality.read(self)
+
+    @cached_property
+    def padding(self) -> padding.Padding:
+        """Whether the result of a sample depends on the padding behind it."""
+        return padding.read(self)
+
+    @cached_property
+    def decoding(self) -> decoding.Decoding:
+        """Whether one step with a cache computes what the whole sequence does."""
+        return decoding.read(self)
+
+    @cached_property
+    def live_norms(self) -> Mapping[str, liveness.Liveness]:
+        """What each norm with running statistics does in either mode; needs no run of the model."""
+        return liveness.read(self.target.model)
+
+    @cached_property
+    def modes_in_training(self) -> Mapping[str, bool]:
+        """The mode of every module after ``model.train()``."""
+        return liveness.modes_in_training(self.target.model)
+
+    @cached_property
+    def on_data(self) -> gaps.Measurement:
+        """The model on a batch of data with that batch's statistics, and with its running ones."""
+        return gaps.measure(self)
 
     @cached_property
     def rows(self) -> Rows:
