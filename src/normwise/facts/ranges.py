@@ -143,6 +143,13 @@ class Ranges:
         calls = self.facts.norm_calls.norms
         return found + [(graph.calls[n.call].path, n.output) for n in calls]
 
+    def fails(self, call: NormCall) -> bool:
+        """Whether a norm makes something that is not finite of a finite input, in the example run."""
+        try:
+            return bool(self.run.of(call.input).isfinite().all() and not self.run.of(call.output).isfinite().all())
+        except NotKnown:
+            return False
+
     # -- what is not finite ----------------------------------------------------------------------
 
     def _seen(self, value: int) -> _Seen | None:
@@ -266,9 +273,16 @@ class Ranges:
             return How.LOG_OF_ZERO
         if op.short in _QUOTIENTS and given and bool((given[-1] == 0).any()):
             return How.ZERO_BY_ZERO if seen.nan else How.BY_ZERO
-        if seen.nan:
-            return How.UNKNOWN
-        return How.OVERFLOW
+        if not seen.nan:
+            return How.OVERFLOW
+        return How.DOMAIN if self._negative_variance(op) else How.UNKNOWN
+
+    def _negative_variance(self, op: Op) -> bool:
+        norm = next((n for n in self.facts.norm_calls.norms if op.id in n.members and n.running_var is not None), None)
+        if norm is None or norm.running_var is None:
+            return False
+        variance = self._tensor(self.facts.traced.graph.values[norm.running_var])
+        return variance is not None and not bool((variance >= 0).all())
 
     def _peak32(self, value: int) -> float | None:
         if self.facts.traced.graph.values[value].dtype not in HALF or self.float32 is None:
@@ -276,8 +290,15 @@ class Ranges:
         try:
             tensor = self.float32.like(value)
         except NotKnown:
+            tensor = self._before_cast(value)
+        if tensor is None:
             return None
         return peak(tensor) if bool(tensor.isfinite().all()) else math.inf
+
+    def _before_cast(self, value: int) -> torch.Tensor | None:
+        """Return what a cast to half precision rounded: in float32 the cast does nothing and leaves no value."""
+        op = self.facts.traced.graph.producer(value)
+        return self.run.of(op.inputs[0]) if op is not None and op.short in ops.RECAST else None
 
     def _bad32(self, value: int) -> int | None:
         """Return how many elements of a value are not finite in the float32 copy."""
@@ -327,4 +348,8 @@ class Ranges:
 
     def _gain(self, path: str | None, offset: float) -> float | None:
         parameter = dict(self.facts.target.model.named_parameters(remove_duplicate=False)).get(path or "")
-        return None if parameter is None or parameter.numel() == 0 else float((parameter.float() + offset).abs().max())
+        return (
+            None
+            if parameter is None or parameter.numel() == 0
+            else float((parameter.detach().float() + offset).abs().max())
+        )

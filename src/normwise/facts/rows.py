@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from normwise.facts.norms import NormCall
 from normwise.facts.replay import Replayer
 from normwise.facts.sites import Site
 from normwise.graph import Recording
+from normwise.spec import Cast, Gate, Modulation, NormSpec, Weight, reference
 
 __all__ = ["Rows", "alike"]
 
@@ -36,26 +37,34 @@ class Rows:
         self.double = Replayer(recording, model)
         self.device = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
 
-    def constant(self, call: NormCall, number: float) -> Constant:
+    def constant(self, call: NormCall, number: float, spec: NormSpec | None = None) -> Constant:
         """Feed rows of one number, forward and backward, in the recorded dtypes.
+
+        Args:
+            call: the norm.
+            number: what the rows are made of.
+            spec: judge this formula in place of what ran.
 
         Raises:
             NotKnown: the norm cannot be replayed by itself.
         """
         x = self._like_input(call).fill_(number).requires_grad_()
-        y = self.recorded(call.core, {call.input: x}, grad=True)
+        y = self._made(call, x, spec, grad=True)
         if not y.requires_grad:
             raise NotKnown("the norm's output does not depend on its input in a replay")
         (gradient,) = torch.autograd.grad(y, x, torch.randn(y.shape, generator=_generator(), device="cpu").to(y))
         return Constant(forward_finite=bool(y.isfinite().all()), gradient_finite=bool(gradient.isfinite().all()))
 
-    def error(self, call: NormCall, *, scale: float = 1.0, spike: float | None = None) -> float:
+    def error(
+        self, call: NormCall, *, scale: float = 1.0, spike: float | None = None, spec: NormSpec | None = None
+    ) -> float:
         """Return the relative error of the norm against float64 on standard normal rows; inf if it is not finite.
 
         Args:
             call: the norm.
             scale: factor on every element.
             spike: value of the first element of each row.
+            spec: judge this formula in place of what ran.
 
         Raises:
             NotKnown: the norm cannot be replayed by itself.
@@ -64,15 +73,31 @@ class Rows:
         x = (torch.randn(x.shape, generator=_generator(), dtype=torch.float64, device="cpu") * scale).to(x)
         if spike is not None:
             x[..., 0] = spike
-        got = self.recorded(call.core, {call.input: x}).cpu().double()
+        return self.error_on(call, x, spec)
+
+    def error_on(self, call: NormCall, x: torch.Tensor, spec: NormSpec | None = None) -> float:
+        """Return the relative error of the norm against float64 on the given input; inf if it is not finite."""
+        got = self._made(call, x, spec).cpu().double()
         expected = self.double(call.core, {call.input: x.cpu().double()})
         if not got.isfinite().all():
             return math.inf
         return float((got - expected).norm() / expected.norm())
 
+    def _made(self, call: NormCall, x: torch.Tensor, spec: NormSpec | None, *, grad: bool = False) -> torch.Tensor:
+        if spec is None:
+            return self.recorded(call.core, {call.input: x}, grad=grad)
+        with torch.set_grad_enabled(grad):
+            return reference(_core(spec), x)
+
     def _like_input(self, call: NormCall) -> torch.Tensor:
         record = self.graph.values[call.input]
         return torch.empty(record.shape, dtype=getattr(torch, record.dtype), device=self.device)
+
+
+def _core(spec: NormSpec) -> NormSpec:
+    """Return the spec without what follows the quotient."""
+    plain = replace(spec, weight_on_input=False, cast=Cast.NONE, out_dtype=None)
+    return replace(plain, weight=Weight.NONE, bias=False, modulation=Modulation.NONE, gate=Gate.NONE)
 
 
 def _generator() -> torch.Generator:
