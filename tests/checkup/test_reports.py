@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 from normwise.checkup import reports
 from normwise.checkup.report import Report
-from normwise.checkup.reports import html as html_format
+from normwise.checkup.reports import _depth
 from normwise.checkup.reports._words import ZH, words
 from normwise.facts.records import ProfileRow, StackKind
 from normwise.spec import NormSpec, Statistic
@@ -277,11 +277,20 @@ def test_a_finding_has_its_evidence_effect_fix_and_where_to_read_on() -> None:
 
 def test_evidence_breaks_between_facts_and_lists_of_paths_are_collapsed() -> None:
     evidence = {f"measured_number_{i}": 1.5 for i in range(7)} | {"gains": [f"h.{i}.norm.weight" for i in range(40)]}
-    page = text(replace(encoder(), findings=(replace(encoder().findings[0], evidence=evidence),)), width=80)
+    page = text(replace(encoder(), findings=(replace(encoder().findings[0], evidence=evidence),)), width=80, full=True)
     lines = [line.strip() for line in page.splitlines() if "measured number" in line]
     assert len(lines) == 3
     assert all(line.startswith("measured") and line.endswith("1.5") for line in lines[:2])
     assert "gains: h.{0-39}.norm.weight" in page
+
+
+def test_evidence_of_a_finding_takes_two_lines_and_says_how_much_is_left_out() -> None:
+    evidence = {f"measured_number_{i}": 1.5 for i in range(7)}
+    page = text(replace(encoder(), findings=(replace(encoder().findings[0], evidence=evidence),)), width=80)
+    lines = [line.strip() for line in page.splitlines() if "measured number" in line]
+    assert len(lines) == 2
+    assert lines[1].endswith(" · +2 more")
+    assert sum(line.count("1.5") for line in lines) == 5
 
 
 def test_nan_in_the_profile_is_seen() -> None:
@@ -405,7 +414,8 @@ def test_the_page_forbids_every_source_and_loads_nothing() -> None:
     (policy,) = [a["content"] for _, a in Page(page).elements if a.get("http-equiv") == "Content-Security-Policy"]
     assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     assert not re.search(r"url\(|@import|src=|href=", page)
-    assert set(re.findall(r"https?://[^\"'<\s]+", page)) <= {"http://www.w3.org/2000/svg"}
+    inside_tags = "".join(re.findall(r"<[^>]*>", page))
+    assert set(re.findall(r"https?://[^\"'<\s]+", inside_tags)) <= {"http://www.w3.org/2000/svg"}
 
 
 @every_sample
@@ -448,10 +458,10 @@ def test_findings_are_pinned_to_the_depth_where_they_are() -> None:
 
 def test_a_finding_at_every_place_is_pinned_nowhere() -> None:
     paths = ["m.0", "m.0", "m.1"]
-    assert html_format._first("m", paths) is None
-    assert html_format._first("", paths) is None
-    assert html_format._first("m.1.norm", paths) == 2
-    assert html_format._first("m.10", paths) is None
+    assert _depth.first("m", paths) is None
+    assert _depth.first("", paths) is None
+    assert _depth.first("m.1.norm", paths) == 2
+    assert _depth.first("m.10", paths) is None
 
 
 def test_the_page_says_the_language_it_is_in() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +12,16 @@ from normwise.checkup.reports._words import Words
 from normwise.facts.records import Evidence, NormSite, ProfileRow, Stack, StackKind
 from normwise.rendering.cleaning import clean, shorten
 from normwise.rendering.collapse import Group, collapse, collapse_paths
-from normwise.rendering.numbers import number, quantity
+from normwise.rendering.numbers import number, quantity, size
 from normwise.spec import Gate, Kind, Modulation, NormSpec, Statistic, Weight
 
 if TYPE_CHECKING:
     from normwise.checkup.report import Report
 
 __all__ = [
-    "CURVES", "FORMULAS", "KINDS", "MARKS", "MOST_PLACES", "NormRow", "curve", "effect", "evidence", "headline",
-    "inputs", "no_norms", "norm_rows", "places", "profiles", "stack_words", "unchanged", "weights",
+    "CURVES", "FORMULAS", "KINDS", "LINEAR", "MARKS", "MOST_PLACES", "PANELS", "NormRow", "about", "along", "cost",
+    "curve", "effect", "evidence", "explained", "headline", "moved", "no_norms", "norm_rows", "places", "profiles", "reasons",
+    "stack_words", "unchanged",
 ]  # fmt: skip
 
 KINDS = {
@@ -45,6 +46,14 @@ FORMULAS = {
 }
 MARKS = {Evidence.VERIFIED: "✓", Evidence.DERIVED: "·", Evidence.PROBED: "~", Evidence.UNKNOWN: "?"}
 CURVES = {"residual": "residual_rms", "branch": "branch_rms", "gradient": "grad_rms", "predicted": "predicted_rms"}
+# panels over depth, each with its lines: what a page draws of a profile
+PANELS: dict[str, dict[str, Callable[[ProfileRow], float | None]]] = {
+    "residual stream, RMS": {"residual": lambda row: row.residual_rms, "predicted": lambda row: row.predicted_rms},
+    "branch / stream": {"branch": lambda row: _share(row.branch_rms, row.residual_rms)},
+    "gradient, RMS": {"gradient": lambda row: row.grad_rms, "median token": lambda row: row.grad_median},
+    "share of eps under the root": {"eps": lambda row: row.eps_share},
+}
+LINEAR = frozenset({"share of eps under the root"})
 
 _INPUTS = {
     "given": "given",
@@ -107,14 +116,29 @@ def unchanged(report: Report, say: Words) -> tuple[str, str] | None:
     return (say("model unchanged"), "plain") if report.unchanged else (say("MODEL CHANGED"), "error")
 
 
-def inputs(report: Report, say: Words) -> str:
-    """Return the rung of the input ladder in words."""
-    return say(_INPUTS[report.inputs]) if report.inputs in _INPUTS else clean(report.inputs)
+def about(report: Report, say: Words) -> str:
+    """Return what stood behind the check: inputs, weights, effort and the passes it took."""
+    inputs = say(_INPUTS[report.inputs]) if report.inputs in _INPUTS else clean(report.inputs)
+    weights = say(_WEIGHTS[report.weights]) if report.weights in _WEIGHTS else clean(report.weights)
+    effort = f"{say('effort')} {clean(report.effort)}"
+    return f"{say('inputs')} {inputs} · {say('weights')} {weights} · {effort}: {passes(report, say)}"
 
 
-def weights(report: Report, say: Words) -> str:
-    """Return in words what the weights are worth."""
-    return say(_WEIGHTS[report.weights]) if report.weights in _WEIGHTS else clean(report.weights)
+def passes(report: Report, say: Words) -> str:
+    """Return how often the model ran, and how many of these runs were repairs."""
+    spent = report.cost
+    shown = [say.count(spent.forward_passes, "forward pass"), say.count(spent.backward_passes, "backward pass")]
+    if spent.repair_passes:
+        shown.append(say.count(spent.repair_passes, "of them for a repair"))
+    return ", ".join(shown)
+
+
+def cost(report: Report, say: Words) -> str:
+    """Return what the check took: time, passes, memory."""
+    spent = [quantity(report.cost.seconds), passes(report, say)]
+    if report.cost.peak_bytes:
+        spent.append(f"{say('peak memory')} {size(report.cost.peak_bytes)}")
+    return ", ".join(spent)
 
 
 def stack_words(stack: Stack, say: Words) -> list[str]:
@@ -228,8 +252,25 @@ def profiles(report: Report) -> dict[int, list[ProfileRow]]:
 
 def curve(rows: Sequence[ProfileRow], name: str) -> tuple[float | None, ...]:
     """Return one of ``CURVES`` along a stack; empty where nothing of it was measured."""
-    values = tuple(getattr(row, CURVES[name]) for row in rows)
+    return along(rows, lambda row: getattr(row, CURVES[name]))
+
+
+def along(rows: Sequence[ProfileRow], read: Callable[[ProfileRow], float | None]) -> tuple[float | None, ...]:
+    """Return a measure along a stack; empty where nothing of it was measured."""
+    values = tuple(map(read, rows))
     return values if any(value is not None for value in values) else ()
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or whole is None or whole == 0 else part / whole
+
+
+def reasons(report: Report, say: Words) -> list[tuple[str, list[str]]]:
+    """Return why rules could not judge, each reason once with the codes that gave it."""
+    by_why: dict[str, list[str]] = {}
+    for each in report.not_checked:
+        by_why.setdefault(say.text(each.why), []).append(clean(each.code))
+    return [(clean(why), codes) for why, codes in by_why.items()]
 
 
 def places(finding: Finding, say: Words, most: int = MOST_PLACES) -> tuple[str, int]:
@@ -241,34 +282,48 @@ def places(finding: Finding, say: Words, most: int = MOST_PLACES) -> tuple[str, 
     return (f"{shown}, +{left} {say('more')}" if left > 0 else shown), len(paths)
 
 
-def evidence(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
+def evidence(mapping: Mapping[str, Any], say: Words) -> list[tuple[str, str]]:
     """Return evidence as pairs of a name and a value, both in words."""
-    return [(clean(key).replace("_", " "), shorten(_value(value), _LONGEST_VALUE)) for key, value in mapping.items()]
+    return [(say.name(clean(key)), shorten(_value(value, say), _LONGEST_VALUE)) for key, value in mapping.items()]
 
 
 def effect(finding: Finding, say: Words) -> str:
-    """Return what the counterfactual measured: what was changed, before and after."""
+    """Return what the counterfactual measured: what was changed, what that moved, before and after."""
     if not finding.counterfactual:
         return ""
     left = dict(finding.counterfactual)
-    change, before, after = (left.pop(key, None) for key in ("change", "before", "after"))
-    measured = [] if before is None and after is None else [f"{_value(before)} → {_value(after)}"]
-    measured += [f"{name}: {value}" for name, value in evidence(left)]
-    return ": ".join(
-        filter(None, ["" if change is None else f"{say('with')} {_value(say.text(change))}", "; ".join(measured)])
-    )
+    change, metric, before, after = (left.pop(key, None) for key in ("change", "metric", "before", "after"))
+    moved = [] if before is None and after is None else [f"{_value(before, say)} → {_value(after, say)}"]
+    measured = [" ".join([say.name(_value(metric, say)), *moved])] if metric is not None else moved
+    measured += [f"{name}: {value}" for name, value in evidence(left, say)]
+    with_ = [] if change is None else [f"{say('with')} {_value(change, say)}"]
+    return ": ".join([*with_, *(["; ".join(measured)] if measured else [])])
 
 
-def _value(value: Any) -> str:
+def explained(finding: Finding, say: Words) -> str:
+    """Return the command that prints the page of the rule."""
+    return f"normwise explain {clean(finding.code)}" + ("" if say.lang == "en" else f" --lang {say.lang}")
+
+
+def moved(finding: Finding) -> tuple[float, float] | None:
+    """Return the numbers before and after a repair, where both are numbers."""
+    before, after = ((finding.counterfactual or {}).get(key) for key in ("before", "after"))
+    if isinstance(before, bool) or isinstance(after, bool):
+        return None
+    return (before, after) if isinstance(before, (int, float)) and isinstance(after, (int, float)) else None
+
+
+def _value(value: Any, say: Words) -> str:
     if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "-"}[value]
+        return "-" if value is None else say("yes" if value else "no")
     if isinstance(value, float):
         return number(value, 4)
     if isinstance(value, Mapping):
-        return ", ".join(f"{clean(key)} {_value(inner)}" for key, inner in list(value.items())[:_MOST_ITEMS])
+        items = list(value.items())[:_MOST_ITEMS]
+        return ", ".join(f"{clean(key)} {_value(inner, say)}" for key, inner in items)
     if isinstance(value, (list, tuple, set, frozenset)):
         paths = all(isinstance(inner, str) for inner in value)
         items = [group.label for group in collapse_paths(value)] if paths else list(value)
-        shown = [_value(item) for item in items[:_MOST_ITEMS]]
+        shown = [_value(item, say) for item in items[:_MOST_ITEMS]]
         return ", ".join([*shown, "…"] if len(items) > _MOST_ITEMS else shown)
-    return clean(value)
+    return clean(say.text(value)) if isinstance(value, str) else clean(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from normwise.checkup.reports._evidence import EVIDENCE_ZH
 from normwise.rendering import in_language
 
 __all__ = ["LANGUAGES", "ZH", "Words", "words"]
@@ -24,7 +25,9 @@ ZH = {
     "row": "{n} 行",
     "forward pass": "{n} 次前向",
     "backward pass": "{n} 次反向",
+    "of them for a repair": "其中 {n} 次为修复验证",
     "rule": "{n} 条规则",
+    "effort": "力度",
     "no findings": "没有发现问题",
     "model unchanged": "模型未被改动",
     "MODEL CHANGED": "模型被改动了",
@@ -46,8 +49,8 @@ ZH = {
     "embedding norm": "嵌入归一化",
     "QK norm": "QK 归一化",
     "inner norm": "子层内归一化",
-    "yes": "有",
-    "no": "无",
+    "yes": "是",
+    "no": "否",
     "pre-norm": "前置归一化",
     "post-norm": "后置归一化",
     "sandwich norm": "三明治归一化",
@@ -87,16 +90,31 @@ ZH = {
     "Dataflow lost": "数据流中断",
     "Profile by depth": "随深度的变化",
     "root mean square, first to last sublayer, log scale": "均方根，自首至末子层，对数刻度",
+    "residual stream, RMS": "残差流，均方根",
+    "branch / stream": "分支 / 残差流",
+    "gradient, RMS": "梯度，均方根",
+    "median token": "居中词元",
+    "share of eps under the root": "ε 在根号下的占比",
+    "each with its own scale; a cross marks NaN, infinity or zero": "各有刻度；叉号表示 NaN、无穷或零",
     "residual": "残差流",
     "branch": "分支",
     "gradient": "梯度",
     "predicted": "预测",
     "Findings": "发现的问题",
     "basis": "根据",
+    "proof": "证明",
+    "measured": "实测",
+    "pattern": "结构",
     "fix": "修复",
     "why": "说明",
     "with": "若",
     "effect": "效果",
+    "before": "改前",
+    "after": "改后",
+    "reproduce": "重现",
+    "page": "说明页",
+    "what they look for": "它们检查什么",
+    "Numbers that the rules judge by": "规则所用的数值界限",
     "places": "处",
     "more": "其余",
     "Passed": "通过",
@@ -112,11 +130,10 @@ ZH = {
     "input's": "同输入",
     "left out, the terminal is narrow": "终端较窄，略去",
     "N is a norm, F a sublayer, A attention, M the MLP": "N 为归一化，F 为子层，A 为注意力，M 为 MLP",
-    "a cross marks NaN, infinity or zero": "叉号表示 NaN、无穷或零",
     "in the JSON report": "见 JSON 报告",
 }
 
-_SAME_IN_PLURAL = ("info", "passed", "not checked")
+_SAME_IN_PLURAL = ("info", "passed", "not checked", "of them for a repair")
 _PLURALS = {"forward pass": "forward passes", "backward pass": "backward passes"}
 
 
@@ -133,6 +150,11 @@ class Words:
     def text(self, sentence: str) -> str:
         """Return a sentence that a rule or a fact said, in this language where it has it."""
         return in_language(sentence, self.lang)
+
+    def name(self, key: str) -> str:
+        """Say the name of a piece of evidence, in Chinese where it is a usual one."""
+        usual = EVIDENCE_ZH.get(key) if self.lang == "zh" else None
+        return usual or key.replace("_", " ")
 
     def count(self, n: int, noun: str) -> str:
         """Say how many there are of something."""

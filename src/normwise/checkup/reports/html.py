@@ -1,4 +1,4 @@
-"""One self-contained page: verdict, findings, placement, profile by depth and the norm map.
+"""One self-contained page: verdict, findings with their evidence and repair, each stack over depth, the norm map.
 
 No script, no network, no file beside it: the page can be attached to a ticket or opened from a
 build artifact. Everything a model named is cleaned and escaped on its way in.
@@ -16,14 +16,14 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from normwise.checkup.finding import Finding
-from normwise.checkup.reports import _view
+from normwise.checkup.reports import _depth, _pages, _view
 from normwise.checkup.reports._words import Words, words
-from normwise.facts.records import ProfileRow, Stack, StackKind, Sublayer
+from normwise.facts.records import Stack, StackKind
+from normwise.rendering.charts import bars
 from normwise.rendering.cleaning import clean, shorten
 from normwise.rendering.collapse import collapse_paths
 from normwise.rendering.drawing import Block, block
-from normwise.rendering.numbers import number, quantity, size
-from normwise.rendering.svg import Cell, Pin, Series, line_chart, strip
+from normwise.rendering.numbers import number
 
 if TYPE_CHECKING:
     from normwise.checkup.report import Report
@@ -43,7 +43,7 @@ _BRANCHES = {
     StackKind.NONE: (("F",),),
 }
 _UNKNOWN_BRANCH = (("?",),)
-_MOST_PINS = 10  # beyond, their labels would cover each other
+_MOST_STACKS = 6  # that are drawn; the others are in words
 _MOST_PATHS = 80  # of one finding or one line of the map; the JSON report has all
 _LONGEST_TILE = 24  # characters
 _MOST_ROWS = 300  # of the map, or a page could grow without end
@@ -51,13 +51,12 @@ _MOST_ROWS = 300  # of the map, or a page could grow without end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StackView:
-    index: int
     words: list[str]
     formula: str
     picture: Markup
-    strip: Markup | None
     shades: list[tuple[int, str]]
     chart: Markup | None
+    measured: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +68,10 @@ class _FindingView:
     left_out: int
     evidence: list[tuple[str, str]]
     effect: str
+    bars: Markup | None
+    again: str
+    explained: str
+    page: list[tuple[str, list[tuple[bool, str]]]]
 
 
 def render(report: Report, *, full: bool = False, lang: str = "en") -> str:
@@ -88,11 +91,10 @@ def render(report: Report, *, full: bool = False, lang: str = "en") -> str:
         lang="zh-CN" if lang == "zh" else "en",
         unchanged=_view.unchanged(report, say),
         tiles=_tiles(report, rows, say),
-        inputs=_view.inputs(report, say),
-        weights=_view.weights(report, say),
+        about=_view.about(report, say),
         nothing=say(_view.nothing(report)),
         no_norms=_view.no_norms(report, say),
-        findings=[_finding(finding, say, most_paths) for finding in report.findings],
+        findings=_findings(report, say, most_paths),
         stacks=[_stack(index, stack, report, say) for index, stack in enumerate(report.placement.stacks)],
         also=[
             (say("embedding norm"), report.placement.embedding_norm),
@@ -106,7 +108,13 @@ def render(report: Report, *, full: bool = False, lang: str = "en") -> str:
         most_paths=most_paths,
         not_executed=_collapsed(report.not_executed, most_paths),
         apart=_collapsed([site.path for site in report.listed_apart], most_paths),
+        passed=[(clean(code), clean(_pages.title_of(code, lang))) for code in report.passed],
+        not_checked=[
+            (why, [(code, clean(_pages.title_of(code, lang))) for code in codes])
+            for why, codes in _view.reasons(report, say)
+        ],
         environment=_environment(report, say),
+        tolerances=_tolerances(report, say),
     )
 
 
@@ -151,7 +159,18 @@ def _tile(sentence: str, tone: str, say: Words) -> tuple[str, str, str]:
     return (head, rest, tone) if head.isdigit() else (sentence, "", tone)
 
 
-def _finding(finding: Finding, say: Words, most: int | None) -> _FindingView:
+def _findings(report: Report, say: Words, most: int | None) -> list[_FindingView]:
+    """Return every finding; the page of a rule is with the first of its findings."""
+    seen: set[str] = set()
+    views = []
+    for finding in report.findings:
+        page = "" if finding.code in seen else _pages.page_of(finding.code, say.lang)
+        views.append(_finding(finding, say, most, clean(report.reproduce(finding)), page))
+        seen.add(finding.code)
+    return views
+
+
+def _finding(finding: Finding, say: Words, most: int | None, again: str, page: str) -> _FindingView:
     where, count = _view.places(finding, say)
     paths = _collapsed(finding.paths or (finding.path,), None)
     return _FindingView(
@@ -160,9 +179,22 @@ def _finding(finding: Finding, say: Words, most: int | None) -> _FindingView:
         count=count,
         paths=paths[:most] if len(paths) > _view.MOST_PLACES else [],
         left_out=len(paths) - len(paths[:most]),
-        evidence=_view.evidence(finding.evidence),
+        evidence=_view.evidence(finding.evidence, say),
         effect=_view.effect(finding, say),
+        bars=_bars(finding, say),
+        again=again,
+        explained=_view.explained(finding, say),
+        page=list(_pages.blocks(page)),
     )
+
+
+def _bars(finding: Finding, say: Words) -> Markup | None:
+    """Draw what a repair moved, where it is a number."""
+    numbers = _view.moved(finding)
+    if numbers is None:
+        return None
+    named = list(zip((say("before"), say("after")), numbers, strict=True))
+    return bars(named, title=_view.effect(finding, say))
 
 
 def _collapsed(paths: Sequence[str], most: int | None) -> list[str]:
@@ -172,16 +204,14 @@ def _collapsed(paths: Sequence[str], most: int | None) -> list[str]:
 
 def _stack(index: int, stack: Stack, report: Report, say: Words) -> _StackView:
     sentence = _view.stack_words(stack, say)
-    rows = _view.profiles(report).get(index, [])
     kinds = list(dict.fromkeys(member.signature for member in stack.members))
     return _StackView(
-        index=index,
         words=sentence,
         formula=_view.FORMULAS.get(stack.kind, ""),
         picture=_picture(stack, ", ".join(sentence)),
-        strip=_strip(stack, kinds, report, ", ".join(sentence)) if stack.members else None,
         shades=[(shade, say(_view.KINDS[kind])) for shade, kind in enumerate(kinds)] if len(kinds) > 1 else [],
-        chart=_chart(rows, report, say) if rows else None,
+        chart=_depth.draw(index, stack, kinds, report, say) if index < _MOST_STACKS else None,
+        measured=any(_view.curve(_view.profiles(report).get(index, []), name) for name in _view.CURVES),
     )
 
 
@@ -206,57 +236,16 @@ def _scale(factor: float) -> str:
     return "" if factor == 1.0 else f"×{number(factor)}"
 
 
-def _strip(stack: Stack, kinds: list[StackKind], report: Report, sentence: str) -> Markup:
-    pinned = {step for step, _ in _hits(report, [member.path for member in stack.members])}
-    return strip(
-        [_cell(step, member, kinds, step in pinned) for step, member in enumerate(stack.members)], title=sentence
-    )
-
-
-def _cell(step: int, member: Sublayer, kinds: list[StackKind], pinned: bool) -> Cell:
-    branch = " ".join(member.branch)
-    title = f"{step}: {member.path} {branch} ({member.signature})"
-    return Cell(title=title, shade=kinds.index(member.signature), pinned=pinned)
-
-
-def _chart(rows: Sequence[ProfileRow], report: Report, say: Words) -> Markup | None:
-    curves = {name: values for name in _view.CURVES if (values := _view.curve(rows, name))}
-    if not curves:
-        return None
-    series = [Series(name=say(name), values=values, dashed=name == "predicted") for name, values in curves.items()]
-    hits = _hits(report, [row.path for row in rows])
-    first: dict[str, list[int]] = {}
-    for step, finding in hits:
-        first.setdefault(finding.code, []).append(step)
-    pins = [
-        Pin(at=min(steps), text=f"{code} ×{len(steps)}" if len(steps) > 1 else code) for code, steps in first.items()
-    ]
-    return line_chart(series, title=say("Profile by depth"), x_label=say.noun("sublayer"), pins=pins[:_MOST_PINS])
-
-
-def _hits(report: Report, paths: Sequence[str]) -> list[tuple[int, Finding]]:
-    """Return at which steps of depth which findings are; what holds in every module is pinned nowhere."""
-    found = []
-    for finding in report.findings:
-        steps = {step for place in finding.paths or (finding.path,) if (step := _first(place, paths)) is not None}
-        if len(steps) < len(set(paths)):
-            found += [(step, finding) for step in sorted(steps)]
-    return found
-
-
-def _first(place: str, paths: Sequence[str]) -> int | None:
-    """Return the first step whose module holds the place; a module that holds every step is no place."""
-    if not place or all(path == place or path.startswith(f"{place}.") for path in paths):
-        return None
-    inside = (step for step, path in enumerate(paths) if path and f"{place}.".startswith(f"{path}."))
-    return next(inside, next((step for step, path in enumerate(paths) if path.startswith(f"{place}.")), None))
-
-
 def _environment(report: Report, say: Words) -> list[tuple[str, str]]:
-    cost = report.cost
-    passes = [say.count(cost.forward_passes, "forward pass"), say.count(cost.backward_passes, "backward pass")]
-    spent = [quantity(cost.seconds), *passes]
-    if cost.peak_bytes:
-        spent.append(f"{say('peak memory')} {size(cost.peak_bytes)}")
-    versions = [(clean(name), clean(version)) for name, version in report.versions.items()]
-    return [(say("cost"), ", ".join(spent)), *versions]
+    effort = [(say("effort"), clean(report.effort)), (say("cost"), _view.cost(report, say))]
+    call = [(say("reproduce"), clean(report.call))] if report.call else []
+    return [*effort, *call, *((clean(name), clean(version)) for name, version in report.versions.items())]
+
+
+def _tolerances(report: Report, say: Words) -> list[tuple[str, str]]:
+    """Return the numbers that each rule judged by."""
+    rows = []
+    for code, numbers in report.tolerances.items():
+        named = [f"{name} {value}" for name, value in _view.evidence(numbers, say)]
+        rows.append((clean(code), " · ".join(named)))
+    return rows

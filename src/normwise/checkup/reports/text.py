@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
@@ -42,7 +42,8 @@ _EVIDENCE_WORDS = {
     Evidence.UNKNOWN: "not understood",
 }
 _MOST_LINES = 8  # of a list of paths, unless full
-_LONGEST_WHY = 160
+_EVIDENCE_LINES = 2  # of a finding, unless full
+_SHORTEST_WHY = 40
 _LONGEST_PLACES, _ALL = 240, 100_000
 _SPARKLINE, _BESIDE_SPARKLINE = 48, 42  # at most so many bars; so many columns for the name and the ends
 _DOT = Text.assemble((" · ", "dim"))
@@ -80,7 +81,7 @@ def _sections(report: Report, say: Words, full: bool, width: int) -> Iterator[li
     yield from _besides(report, say, full)
     yield _profile(report, say, width)
     yield from _findings(report, say, full, width)
-    yield _verdicts(report, say)
+    yield _verdicts(report, say, full, width)
 
 
 def _title(content: str, aside: str = "") -> Text:
@@ -97,8 +98,8 @@ def _headline(report: Report, say: Words, width: int) -> list[RenderableType]:
     verdict = _DOT.join(Text(part, _STYLES[tone]) for part, tone in _view.headline(report, say))
     gap = width - target.cell_len - verdict.cell_len
     top = [Text.assemble(target, " " * gap, verdict)] if gap >= 2 else [target, verdict]
-    about = f"{say('inputs')} {_view.inputs(report, say)} · {say('weights')} {_view.weights(report, say)}"
-    return [*top, Text(about, "dim"), *(Text.assemble("- ", safe(note), style="dim") for note in report.notes)]
+    notes = (Text.assemble("- ", safe(say.text(note)), style="dim") for note in report.notes)
+    return [*top, safe(_view.about(report, say), "dim"), *notes]
 
 
 def _placement(report: Report, say: Words) -> list[RenderableType]:
@@ -136,7 +137,7 @@ def _besides(report: Report, say: Words, full: bool) -> Iterator[list[Renderable
         yield _list(say("Never executed"), say("norms that these inputs do not reach"), unseen)
     if report.breaks:
         lost = [
-            f"{each.path or say('model')}: {each.what}" + (f" ({each.source})" if each.source else "")
+            f"{each.path or say('model')}: {say.text(each.what)}" + (f" ({each.source})" if each.source else "")
             for each in report.breaks
         ]
         yield _list(say("Dataflow lost"), say("the map may be incomplete from here on"), _some(lost, say, full))
@@ -221,7 +222,7 @@ def _curve(name: str, wide: int, values: Sequence[float | None], bars: int) -> R
 def _findings(report: Report, say: Words, full: bool, width: int) -> Iterator[list[RenderableType]]:
     for index, finding in enumerate(report.findings):
         title = [_title(say("Findings"), str(len(report.findings)))] if not index else []
-        yield [*title, *_head(finding, say, full, width), *_body(finding, say, width)]
+        yield [*title, *_head(finding, say, full, width), *_body(finding, say, full, width)]
 
 
 def _head(finding: Finding, say: Words, full: bool, width: int) -> list[RenderableType]:
@@ -231,45 +232,80 @@ def _head(finding: Finding, say: Words, full: bool, width: int) -> list[Renderab
     where = safe(places if full else shorten(places, _LONGEST_PLACES), "cyan")
     where.append(f" ×{count}" if count > 1 else "")
     head = Text.assemble((f"{finding.severity.name[0]} {clean(finding.code)} {clean(finding.name)}", style))
-    basis = Text(f"{say('basis')}: {finding.basis}", "dim")
+    basis = Text(f"{say('basis')}: {say(str(finding.basis))}", "dim")
     room = width - head.cell_len - basis.cell_len - 4
     if where.cell_len <= room:
         return [Text.assemble(head, "  ", where, " " * (room - where.cell_len + 2), basis)]
     return [Text.assemble(head, " " * max(room + 4, 2), basis), _indent(where)]
 
 
-def _body(finding: Finding, say: Words, width: int) -> list[RenderableType]:
+def _body(finding: Finding, say: Words, full: bool, width: int) -> list[RenderableType]:
     body: list[RenderableType] = [_indent(safe(say.text(finding.message)))]
-    if facts := _view.evidence(finding.evidence):
-        body += map(_indent, _packed([Text.assemble((f"{name}: ", "dim"), value) for name, value in facts], width - 2))
+    if facts := _view.evidence(finding.evidence, say):
+        named = [Text.assemble((f"{name}: ", "dim"), value) for name, value in facts]
+        body += map(_indent, _packed(named, width - 2, say, most=None if full else _EVIDENCE_LINES))
     rows = [(say("effect"), safe(_view.effect(finding, say)))] if finding.counterfactual else []
     rows.append((say("fix"), safe(say.text(finding.fix), "green")))
-    rows.append((say("why"), Text(f"normwise explain {clean(finding.code)}", "dim")))
+    rows.append((say("why"), Text(_view.explained(finding, say), "dim")))
     return [*body, pairs((Text(name, "dim"), content) for name, content in rows)]
 
 
-def _packed(facts: Sequence[Text], width: int) -> list[Text]:
-    """Fill lines with facts, so that a line ends between two of them where it can."""
+def _packed(facts: Sequence[Text], width: int, say: Words, most: int | None) -> list[Text]:
+    """Fill lines with facts, so that a line ends between two of them where it can; say how many are left out."""
     lines: list[Text] = []
-    for fact in facts:
-        if lines and lines[-1].cell_len + fact.cell_len + 3 <= width:
+    for index, fact in enumerate(facts):
+        left_out = Text(f" · +{len(facts) - index} {say('more')}", "dim")
+        last = most is not None and len(lines) == most
+        room = width - (left_out.cell_len if last and index + 1 < len(facts) else 0)
+        if lines and lines[-1].cell_len + fact.cell_len + 3 <= room:
             lines[-1].append(" · ").append_text(fact)
+        elif last:
+            lines[-1].append_text(left_out)
+            break
         else:
             lines.append(fact.copy())
     return lines
 
 
-def _verdicts(report: Report, say: Words) -> list[RenderableType]:
+def _verdicts(report: Report, say: Words, full: bool, width: int) -> list[RenderableType]:
     if not report.rules_run:
         return []
-    rows = []
+    shown: list[RenderableType] = []
+    if not report.findings and not report.passed:
+        shown.append(Text(say("no rule could be judged"), "bold yellow"))
     if report.passed:
-        rows.append((Text(say("Passed"), "bold"), safe(" ".join(report.passed), "green")))
+        shown.append(pairs([(Text(say("Passed"), "bold"), safe(" ".join(_ranges(report.passed)), "green"))], indent=0))
     if report.not_checked:
-        skipped = "; ".join(
-            f"{each.code} {shorten(clean(say.text(each.why)), _LONGEST_WHY)}" for each in report.not_checked
-        )
-        rows.append((Text(say("Not checked"), "bold"), safe(skipped)))
-    judged = report.findings or report.passed
-    warning = [] if judged else [Text(say("no rule could be judged"), "bold yellow")]
-    return [*warning, *([pairs(rows, indent=0)] if rows else [])]
+        shown += [_title(say("Not checked"), str(len(report.not_checked))), *_reasons(report, say, full, width)]
+    return shown
+
+
+def _reasons(report: Report, say: Words, full: bool, width: int) -> list[RenderableType]:
+    """Return a line for each reason, those of most rules first."""
+    reasons = sorted(_view.reasons(report, say), key=lambda reason: -len(reason[1]))
+    lines = []
+    for why, codes in reasons:
+        aside = Text("  " + " ".join(_ranges(codes)), "dim")
+        room = max(width - 2 - aside.cell_len, _SHORTEST_WHY)
+        lines.append(Text.assemble(safe(why if full else _fitted(why, room)), aside))
+    left = [] if full else lines[_MOST_LINES:]
+    more = [Text(f"+{len(left)} {say('more')} (--full)", "dim")] if left else []
+    return [_indent(line) for line in [*lines[: len(lines) - len(left)], *more]]
+
+
+def _fitted(line: str, width: int) -> str:
+    """Cut the end off a line that is wider than so many columns."""
+    return line if cell_len(line) <= width else f"{set_cell_size(line, width - 1).rstrip()}…"
+
+
+def _ranges(codes: Sequence[str]) -> list[str]:
+    """Write codes that follow each other as one range: AXS001-003."""
+    runs: list[list[str]] = []
+    for code in sorted(codes):
+        previous = runs[-1][-1] if runs else ""
+        follows = previous[:3] == code[:3] and previous[3:].isdigit() and code[3:].isdigit()
+        if follows and int(code[3:]) == int(previous[3:]) + 1:
+            runs[-1].append(code)
+        else:
+            runs.append([code])
+    return [word for run in runs for word in ([f"{run[0]}-{run[-1][3:]}"] if len(run) > 2 else run)]

@@ -8,16 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from normwise.rendering.charts import Cell, Panel, Pin, Series, bars, depth_chart
 from normwise.rendering.drawing import Block, block
-from normwise.rendering.svg import Cell, Pin, Series, element, line_chart, strip
+from normwise.rendering.svg import element
 
 NS = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</text><script>x</script>\"' onload='x' \x1b\x00 <!-- ]]>"
 VALUES = st.lists(st.none() | st.floats(), max_size=30)
 
 
+def panel(*series: Series, log: bool = True) -> Panel:
+    return Panel(name="p", series=series, log=log)
+
+
 def chart(*values: float | None, log: bool = True) -> ET.Element:
-    return ET.fromstring(line_chart([Series(name="residual", values=values)], title="t", x_label="depth", log=log))
+    one = panel(Series(name="residual", values=values), log=log)
+    return ET.fromstring(depth_chart([one], title="t", x_label="depth"))
 
 
 def texts(picture: ET.Element) -> list[str]:
@@ -63,34 +69,74 @@ def test_any_values_make_a_well_formed_picture_without_wild_coordinates(values: 
 
 def test_names_at_the_ends_of_lines_do_not_cover_each_other() -> None:
     series = [Series(name=name, values=(1.0, 2.0)) for name in ("a", "b", "c")]
-    picture = ET.fromstring(line_chart(series, title="t", x_label="x"))
+    picture = ET.fromstring(depth_chart([panel(*series)], title="t", x_label="x"))
     heights = sorted(float(each.attrib["y"]) for each in picture.iter(f"{NS}text") if each.text in ("a", "b", "c"))
     assert min(b - a for a, b in pairwise(heights)) >= 14
 
 
 def test_pins_side_by_side_do_not_cover_each_other() -> None:
-    pins = [Pin(at=at, text=f"NUM00{at}") for at in (1, 2, 3)]
-    made = line_chart([Series(name="r", values=tuple(range(1, 60)))], title="t", x_label="x", pins=pins)
-    boxes = [each.attrib for each in ET.fromstring(made).iter(f"{NS}rect")]
-    edges = [(float(box["x"]), float(box["x"]) + float(box["width"])) for box in boxes]
-    assert all(right <= left for (_, right), (left, _) in pairwise(edges))
+    for steps in ((1, 2, 3), (56, 57, 58), range(0, 59, 6)):
+        pins = [Pin(at=at, text=f"NUM0{at:02}") for at in steps]
+        line = Series(name="r", values=tuple(range(1, 60)))
+        made = depth_chart([panel(line)], title="t", x_label="x", pins=pins)
+        boxes = [each.attrib for each in ET.fromstring(made).iter(f"{NS}rect")]
+        edges = [(float(box["x"]), float(box["x"]) + float(box["width"])) for box in boxes]
+        assert len(edges) == len(pins)
+        assert all(right <= left for (_, right), (left, _) in pairwise(edges))
+        assert min(edges)[0] >= 0
+        assert max(edges)[1] <= 860
+
+
+def test_a_pin_its_block_and_its_value_stand_above_each_other() -> None:
+    cells = [Cell(title=f"layers.{i}", pinned=i == 2) for i in range(5)]
+    made = depth_chart(
+        [panel(Series(name="r", values=(1.0, 2.0, 3.0, 4.0, 5.0)))], title="t", x_label="x", cells=cells,
+        pins=[Pin(at=2, text="NUM001")],
+    )  # fmt: skip
+    picture = ET.fromstring(made)
+    boxes = {each.findtext(f"{NS}title"): each.attrib for each in picture.iter(f"{NS}rect")}
+    middle = float(boxes["layers.2"]["x"]) + float(boxes["layers.2"]["width"]) / 2
+    assert middle == pytest.approx(points(picture)[0][2][0], abs=0.2)
+    assert any(f"L{points(picture)[0][2][0]}" in path.attrib["d"] for path in picture.iter(f"{NS}path"))
+    assert [title for title, box in boxes.items() if "--nw-alert" in box["style"] and title] == ["layers.2"]
+
+
+def test_panels_stand_below_each_other_and_each_has_its_own_scale() -> None:
+    panels = [panel(Series(name=name, values=(1.0, scale))) for name, scale in (("a", 10.0), ("b", 1e6))]
+    first, second = points(ET.fromstring(depth_chart(panels, title="t", x_label="x")))
+    assert max(y for _, y in first) < min(y for _, y in second)
+    assert first[0][1] - first[1][1] == pytest.approx(second[0][1] - second[1][1], abs=0.2)
+
+
+def test_bars_are_as_long_as_their_numbers_and_fill_the_row_where_those_are_not_finite() -> None:
+    def widths(*values: float) -> list[float]:
+        made = bars([(str(i), value) for i, value in enumerate(values)], title="t")
+        return [float(each.attrib["width"]) for each in ET.fromstring(made).iter(f"{NS}rect")]
+
+    before, after = widths(0.4, 0.1)
+    assert before == pytest.approx(4 * after)
+    assert widths(math.nan, 1.0) == widths(1.0, math.inf) == [before, before]
+    assert 0 < widths(1.0, 0.0)[1] < 5
+    assert {"0.4", "inf"} <= set(texts(ET.fromstring(bars([("a", 0.4), ("b", math.inf)], title="t"))))
 
 
 def test_chinese_stays_chinese() -> None:
-    made = line_chart([Series(name="残差流", values=(1.0,))], title="随深度的变化", x_label="子层")
-    assert {"残差流", "子层"} <= set(texts(ET.fromstring(made)))
+    lines = [Series(name=name, values=(1.0,)) for name in ("残差流", "分支")]
+    made = depth_chart([Panel(name="均方根", series=tuple(lines))], title="随深度的变化", x_label="子层")
+    assert {"残差流", "分支", "均方根", "子层"} <= set(texts(ET.fromstring(made)))
 
 
 @pytest.mark.parametrize(
     "made",
     [
-        line_chart(
-            [Series(name=HOSTILE, values=(1.0, math.nan))],
+        depth_chart(
+            [Panel(name=HOSTILE, series=(Series(name=HOSTILE, values=(1.0, math.nan)),) * 2)],
             title=HOSTILE,
             x_label=HOSTILE,
+            cells=[Cell(title=HOSTILE, pinned=True)],
             pins=[Pin(at=0, text=HOSTILE)],
         ),
-        strip([Cell(title=HOSTILE, pinned=True)], title=HOSTILE),
+        bars([(HOSTILE, 1.0)], title=HOSTILE),
         block(Block(branches=((HOSTILE,),), skip=HOSTILE, branch=HOSTILE, words=HOSTILE)),
         element("text", HOSTILE, x=HOSTILE),
     ],
@@ -105,9 +151,10 @@ def test_text_of_a_model_never_becomes_an_element(made: str) -> None:
 
 
 def test_a_strip_of_thousands_of_blocks_stays_small() -> None:
-    made = strip([Cell(title=f"layers.{i}", pinned=i == 4321) for i in range(5000)], title="t")
-    assert len(made) < 100_000
-    assert made.count("<circle") == 1
+    cells = [Cell(title=f"layers.{i}", pinned=i == 4321) for i in range(5000)]
+    made = depth_chart([], title="t", x_label="x", cells=cells)
+    assert len(made) < 110_000
+    assert made.count("--nw-alert") == 1
 
 
 @pytest.mark.parametrize(
