@@ -22,6 +22,7 @@ gradient); https://github.com/allenai/OLMo/pull/680 (a norm moved by a refactori
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -31,11 +32,33 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.rules.residual_from_normed import normed_skips
 from normwise.checkup.wording import counted
+from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.records import Sublayer
+from normwise.rendering import both
 from normwise.targets import Target
 
+ZH = """接线与同类不同的块。
+
+## 发现什么
+残差堆叠内部有一块，它的归一化位置与至少 85% 的其他块不同：
+前置归一化块中的后置归一化块、没有归一化的块、多一个归一化的块。
+第一块和最后一块、以及按固定周期重复的模式（混合堆叠、局部/全局堆叠）视为有意为之。块内有多少子层、子层里有什么都不计。
+
+## 为什么重要
+归一化的位置决定周围所有块的残差流尺度和梯度路径。一个不同的块会重置、或放任增长邻居所依赖的尺度，并以另一种大小的梯度训练。
+它几乎总是残留物：做了一半的重构、复制来的块、差一的层号条件。
+
+## 如何修复
+把该块的 forward 与邻居比较，接成一样。若权重就是这样训练的，则保留，并在构建该块的地方注明。
+
+## 来源
+问题 42、43、44 和 45。Xiong 等 2020，https://arxiv.org/abs/2002.04745（位置对尺度和梯度的影响）；
+https://github.com/allenai/OLMo/pull/680（被重构移动的归一化）。
+"""
+
 CODE = "PLC002"
+EXPLAINS = ("CKP006",)
 SEVERITY = Severity.WARNING
 
 # The share of signatures that names a stack (DESIGN 5), so that one odd block in eight still has a majority against it
@@ -116,13 +139,19 @@ def _finding(facts: Facts, index: int, odd: list[int], blocks: dict[int, frozens
     )
     names = _named(frozenset(s for layer in odd for s in blocks[layer] - usual))
     which = f"block {odd[0]}" if len(odd) == 1 else f"{len(odd)} blocks"
+    which_zh = f"第 {odd[0]} 块" if len(odd) == 1 else f"{len(odd)} 块"
     verb = "is" if len(odd) == 1 else "are"
+    measured = _measured(facts, index, odd)
+    listed = ", ".join(map(str, odd[:8])) + (", ..." if len(odd) > 8 else "")
     return Finding(
         path=paths[0],
         paths=paths,
-        severity=SEVERITY,
-        basis=Basis.PATTERN,
-        message=f"{which} of {len(blocks)} {verb} wired {names}, the others {_named(usual)}",
+        severity=SEVERITY if measured else Severity.INFO,
+        basis=Basis.MEASURED if measured else Basis.PATTERN,
+        message=both(
+            f"{which} of {len(blocks)} {verb} wired {names}, the others {_named(usual)}",
+            f"{len(blocks)} 块中的 {which_zh} 接成 {names}，其他块是 {_named(usual)}",
+        ),
         evidence={
             "stack": index,
             "odd": odd,
@@ -130,9 +159,31 @@ def _finding(facts: Facts, index: int, odd: list[int], blocks: dict[int, frozens
             "like_the_rest": sum(signatures <= usual for signatures in blocks.values()),
             "odd_signatures": {str(layer): sorted(s[0] for s in blocks[layer]) for layer in odd},
             "usual_signatures": sorted(s[0] for s in usual),
+            **measured,
         },
-        fix=f"Wire {counted(len(odd), 'block')} ({', '.join(map(str, odd))}) like the rest: compare their forwards.",
+        fix=both(
+            f"Wire {counted(len(odd), 'block')} ({listed}) like the rest: compare their forwards.",
+            f"把第 {listed} 块接成与其他块一样：比较它们的 forward。",
+        ),
     )
+
+
+def _measured(facts: Facts, index: int, odd: list[int]) -> dict[str, float]:
+    """Return what the first odd block does to the stream and to the gradient on the example inputs."""
+    try:
+        rows = [r for r in facts.profile if r.stack == index]
+    except NotKnown:
+        return {}
+    layers = [facts.placed.layers[a.index] for a in facts.placed.streams[index].adds]
+    first, last = layers.index(odd[0]), len(layers) - 1 - layers[::-1].index(odd[0])
+    before, after = rows[first - 1], rows[last]
+    numbers = {
+        "stream_rms_before": before.residual_rms,
+        "stream_rms_after": after.residual_rms,
+        "gradient_rms_before": before.grad_rms,
+        "gradient_rms_after": after.grad_rms,
+    }
+    return {name: n for name, n in numbers.items() if n is not None and math.isfinite(n)}
 
 
 def _named(signatures: frozenset[Signature]) -> str:

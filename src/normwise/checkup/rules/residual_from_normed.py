@@ -26,19 +26,48 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.norms import NormCall
 from normwise.facts.records import StackKind
+from normwise.facts.repairs import effect
+from normwise.facts.rewiring import rewired, rms
 from normwise.facts.streams import Residual
+from normwise.rendering import both
 from normwise.targets import Target
+
+ZH = """子层的跳连带的是归一化的输出，而不是残差流。
+
+## 发现什么
+堆叠中的一部分子层把归一化放在了残差流上：`x = norm(x); x = x + f(x)`，跳连与分支读取同一个已归一化的值；
+而同一堆叠的其他子层保持残差流干净：`x + f(norm(x))`。
+所有子层都这样做的堆叠是后置归一化设计，不算错；嵌入的归一化也不算。
+
+## 为什么重要
+在这些子层，残差流失去尺度（LayerNorm 还会失去均值）：前面各块写入的内容被逐块重新缩放，梯度不再有绕过归一化的路径。
+常见原因是重构时用 `x` 这个名字接收了归一化的输出。不会报错；用另一种形式训练的权重会给出错误输出。
+
+## 如何修复
+给归一化后的值单独起名，并加到残差流上：
+
+```python
+x = x + self.attention(self.norm(x))
+```
+
+## 来源
+问题 43、45 和 47。https://github.com/allenai/OLMo/pull/680（归一化的输出存进了 x）；
+He 等 2016，Identity Mappings in Deep Residual Networks，https://arxiv.org/abs/1603.05027。
+"""
 
 CODE = "PLC003"
 SEVERITY = Severity.WARNING
+EXPLAINS = ("CKP006",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +92,16 @@ def check(facts: Facts) -> Iterator[Finding]:
         if not hits:
             continue
         paths = tuple(dict.fromkeys(h.norm for h in hits))
+        repaired = _effect(facts, index, hits)
         yield Finding(
             path=paths[0],
             paths=paths,
-            severity=SEVERITY,
-            basis=Basis.PATTERN,
-            message=f"{len(hits)} of {stack.sublayers} adds start from a norm's output, not from the stream",
+            severity=SEVERITY if repaired is not None else Severity.INFO,
+            basis=Basis.PATTERN if repaired is None else Basis.MEASURED,
+            message=both(
+                f"{len(hits)} of {stack.sublayers} adds start from a norm's output, not from the stream",
+                f"{stack.sublayers} 次相加中有 {len(hits)} 次从归一化的输出而不是残差流开始",
+            ),
             evidence={
                 "stack": index,
                 "adds": stack.sublayers,
@@ -76,8 +109,26 @@ def check(facts: Facts) -> Iterator[Finding]:
                 "blocks": sorted({_layer(facts, h) for h in hits}),
                 "signatures": dict(stack.mixture),
             },
-            fix="Keep the stream: x = x + f(norm(x)) instead of x = norm(x); x = x + f(x).",
+            counterfactual=repaired,
+            fix=both(
+                "Keep the stream: x = x + f(norm(x)) instead of x = norm(x); x = x + f(x).",
+                "保持残差流：用 x = x + f(norm(x))，而不是 x = norm(x); x = x + f(x)。",
+            ),
         )
+
+
+def _effect(facts: Facts, stack: int, hits: tuple[NormedSkip, ...]) -> dict[str, Any] | None:
+    """Give the skips the stream itself and run again; None where that cannot be done."""
+    adds = facts.placed.streams[stack].adds
+    slipped = [adds[h.position] for h in hits]
+    skips = {add.index: add.skip.norms[0].input for add in slipped}
+    try:
+        run = rewired(facts, slipped, torch.add, [adds[-1].out], skips=skips)
+        before, after = rms(facts.runs.base.of(adds[-1].out)), rms(run.of(adds[-1].out))
+    except NotKnown:
+        return None
+    change = both("the skips take the stream, not the norm's output", "跳连取残差流，而不是归一化的输出")
+    return effect(change, "stream_rms_at_the_last_add", before, after)
 
 
 def normed_skips(facts: Facts, stack: int) -> tuple[NormedSkip, ...]:
