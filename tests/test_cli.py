@@ -9,8 +9,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,6 +23,19 @@ from normwise.cli import commands, main
 from normwise.errors import ConversionRefused, NotKnown, TargetError, TraceError
 
 
+@dataclass
+class Judged:
+    """What the command line asks of a report."""
+
+    severity: Severity | None
+    inputs: str
+    target: str = "it"
+    call: str = ""
+
+    def worst(self) -> Severity | None:
+        return self.severity
+
+
 class Fakes:
     """Stands in for everything the command line calls, and remembers how it was called."""
 
@@ -30,6 +44,7 @@ class Fakes:
         self.worst: Severity | None = None
         self.inputs = "given"
         self.failure: BaseException | None = None
+        self.report: Any = None
         self.during: Callable[[], None] = lambda: None
 
     def load(self, text: str, **options: Any) -> str:
@@ -41,14 +56,15 @@ class Fakes:
         self.during()
         if self.failure is not None:
             raise self.failure
-        return SimpleNamespace(worst=lambda: self.worst, inputs=self.inputs, target="it")
+        return Judged(self.worst, self.inputs)
 
     def map(self, target: Any) -> Any:
         self.calls.append(("map", (target, {})))
-        return SimpleNamespace(worst=lambda: None, inputs=self.inputs, target="it")
+        return Judged(None, self.inputs)
 
     def render(self, report: Any, format: str, **options: Any) -> str:
         self.calls.append(("render", (format, options)))
+        self.report = report
         return f"a report as {format}"
 
     def save(self, report: Any, path: Path, **options: Any) -> Path:
@@ -59,18 +75,20 @@ class Fakes:
         return [details for each, details in self.calls if each == name]
 
 
-def rule(code: str, name: str, page: str) -> tuple[str, ModuleType]:
+def rule(code: str, name: str, page: str, chinese: str) -> tuple[str, ModuleType]:
     part = ModuleType(f"normwise.checkup.rules.{name}", page)
     part.__file__ = f"rules/{name}.py"
-    vars(part).update(CODE=code, SEVERITY=Severity.WARNING)
+    vars(part).update(CODE=code, SEVERITY=Severity.WARNING, ZH=chinese)
     return name.replace("_", "-"), part
 
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     fakes = Fakes()
-    pages = [rule("PLC001", "missing_final_norm", "A stack without a last norm.\n\n## What it finds\nThat.")]
-    pages.append(rule("NUM001", "vanishing_eps", "An eps that vanishes.\n\n## What it finds\nThis."))
+    pages = [
+        rule("PLC001", "missing_final_norm", "A stack without a last norm.\n\n## What it finds\nThat.", "缺归一化。"),
+        rule("NUM001", "vanishing_eps", "An eps that vanishes.\n\n## What it finds\nThis.", "消失的 ε。"),
+    ]
     monkeypatch.setattr(targets, "load", fakes.load, raising=False)
     monkeypatch.setattr(checkup, "check", fakes.check, raising=False)
     monkeypatch.setattr(checkup, "map", fakes.map, raising=False)
@@ -96,6 +114,20 @@ def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 # What is passed on
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["hf:bert", "--select", "PLC", "--ignore", "PLC002", "--lang", "zh"], "normwise check hf:bert"),
+        (["my model.py:build", "--inputs", "2x8:long"], "normwise check 'my model.py:build' --inputs 2x8:long"),
+        (["m.py:f", "--dtype", "float16", "--effort", "full"], "normwise check m.py:f --dtype float16 --effort full"),
+        ([], "normwise check"),
+    ],
+)
+def test_a_report_knows_the_line_that_makes_it_again(fakes: Fakes, arguments: list[str], line: str) -> None:
+    assert main(["check", *arguments]) == 0
+    assert fakes.report.call == line
 
 
 def test_check_passes_its_options_on(fakes: Fakes) -> None:
@@ -327,6 +359,16 @@ def test_rules_are_a_table_in_the_order_of_their_codes(capsys: pytest.CaptureFix
         "NUM001  vanishing-eps       warning  An eps that vanishes.",
         "PLC001  missing-final-norm  warning  A stack without a last norm.",
     ]
+
+
+def test_rules_and_pages_are_chinese_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "--lang", "zh"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "NUM001  vanishing-eps       warning  消失的 ε。",
+        "PLC001  missing-final-norm  warning  缺归一化。",
+    ]
+    assert main(["explain", "PLC001", "--lang", "zh"]) == 0
+    assert capsys.readouterr().out.startswith("PLC001 missing-final-norm (warning)\n\n缺归一化。\n")
 
 
 def test_rules_speak_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +76,9 @@ _loading = _stack(
     ),
     click.option("--device", metavar="DEVICE", help="Run there: cpu, cuda, cuda:1, ..."),
 )
+_lang = click.option(
+    "--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True, help="English or Chinese."
+)
 _rendering = _stack(
     click.option("--format", "format_", metavar="FORMAT", help="What to print: text (default), json or html."),
     click.option(
@@ -85,7 +90,7 @@ _rendering = _stack(
         callback=_writable,
         help="Also write the report; the suffix chooses its format. Repeatable.",
     ),
-    click.option("--lang", type=click.Choice(["en", "zh"]), default="en", help="Language of the report."),
+    _lang,
     click.option("--full", is_flag=True, help="Show every block, also repeated ones."),
     _debug,
 )
@@ -153,6 +158,7 @@ def check(
     with _aside():
         loaded = _load(target or "", options)
         report = checkup.check(loaded, select=select or None, ignore=ignore or None, effort=effort)
+    report = replace(report, call=_command(target, options, effort))
     _deliver(report, options)
     return _exit_code(report, fail_on)
 
@@ -173,10 +179,11 @@ def map_(target: str, **options: Any) -> int:
 
 @commands.command()
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_lang
 @_debug
-def rules(as_json: bool) -> int:
+def rules(as_json: bool, lang: str) -> int:
     """List the rules."""
-    rows = [_rule_row(name, part) for name, part in _rules_by_code()]
+    rows = [_rule_row(name, part, lang) for name, part in _rules_by_code()]
     if as_json:
         _print(json.dumps(rows, indent=2))
         return 0
@@ -188,11 +195,14 @@ def rules(as_json: bool) -> int:
 
 @commands.command()
 @click.argument("rule", metavar="CODE|NAME")
+@_lang
 @_debug
-def explain(rule: str) -> int:
+def explain(rule: str, lang: str) -> int:
     """Print the page of a rule: what it finds, why it matters, how to fix it."""
+    from normwise._parts import page
+
     name, part = _find_rule(rule)
-    _print(f"{part.CODE} {name} ({part.SEVERITY})\n\n{(part.__doc__ or '').strip()}\n\nsource: {part.__file__}")
+    _print(f"{part.CODE} {name} ({part.SEVERITY})\n\n{page(part, lang)}\n\nsource: {part.__file__}")
     return 0
 
 
@@ -245,6 +255,14 @@ def _deliver(report: Report, options: dict[str, Any]) -> None:
         click.echo(f"wrote {path}", err=True)
 
 
+def _command(target: str | None, options: dict[str, Any], effort: str) -> str:
+    """Return the line that makes the same check again, whatever it selects and shows."""
+    given = {"inputs": options["inputs"], "dtype": options["dtype"], "device": options["device"]}
+    given["effort"] = effort if effort != "normal" else None
+    said = [word for option, value in given.items() if value is not None for word in (f"--{option}", value)]
+    return shlex.join(["normwise", "check", *([] if target is None else [target]), *said])
+
+
 def _exit_code(report: Report, fail_on: str) -> int:
     from normwise.checkup.finding import Severity
 
@@ -265,10 +283,10 @@ def _rules_by_code() -> list[tuple[str, ModuleType]]:
     return sorted(rules.all_rules().items(), key=lambda item: item[1].CODE)
 
 
-def _rule_row(name: str, part: ModuleType) -> dict[str, str]:
+def _rule_row(name: str, part: ModuleType, lang: str) -> dict[str, str]:
     from normwise._parts import page_title
 
-    return {"code": part.CODE, "name": name, "severity": str(part.SEVERITY), "title": page_title(part)}
+    return {"code": part.CODE, "name": name, "severity": str(part.SEVERITY), "title": page_title(part, lang)}
 
 
 def _find_rule(text: str) -> tuple[str, ModuleType]:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CURVES", "FORMULAS", "KINDS", "LINEAR", "MARKS", "MOST_PLACES", "PANELS", "NormRow", "about", "along", "cost",
-    "curve", "effect", "evidence", "explained", "headline", "moved", "no_norms", "norm_rows", "places", "profiles", "reasons",
-    "stack_words", "unchanged",
+    "curve", "effect", "evidence", "explained", "headline", "moved", "no_norms", "norm_rows", "places", "profiles",
+    "reasons", "stack_words", "unchanged",
 ]  # fmt: skip
 
 KINDS = {
