@@ -30,7 +30,18 @@ from normwise.targets.guesses import Maker, candidates, channels_first, sequence
 from normwise.targets.target import InputsFrom, Target
 from normwise.targets.wrapping import unwrap
 
-__all__ = ["axis_of", "fill", "from_shape", "infer", "map_tensors", "size_of", "vary", "with_batch", "with_time"]
+__all__ = [
+    "axis_of",
+    "fill",
+    "from_shape",
+    "infer",
+    "map_tensors",
+    "size_of",
+    "tensors_of",
+    "vary",
+    "with_batch",
+    "with_time",
+]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """The positional and the keyword arguments of one call."""
@@ -136,6 +147,11 @@ def with_time(target: Target, n: int) -> Call | None:
 def size_of(target: Target, name: str) -> int:
     """Return the size of the inputs' "batch" or "time" axis, on which all that have one agree; 0 where they do not."""
     return _size(target, _AXES[name])
+
+
+def tensors_of(target: Target) -> list[torch.Tensor]:
+    """Return the tensors of the example inputs."""
+    return _tensors((target.args, dict(target.kwargs)))
 
 
 def axis_of(target: Target, name: str, tensor: torch.Tensor) -> int | None:

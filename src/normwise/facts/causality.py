@@ -1,0 +1,105 @@
+"""Whether an earlier step's result depends on later steps, and whether a norm is the only way that it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from normwise.errors import NotKnown
+from normwise.facts import mixing
+from normwise.facts.changed_inputs import replaced
+from normwise.facts.differences import DIFFER, Introduced, introduced
+from normwise.facts.sites import Site
+from normwise.graph import aligned
+from normwise.rendering import both
+from normwise.targets import inputs
+
+if TYPE_CHECKING:
+    from normwise.facts.facts import Facts
+
+__all__ = ["Causality", "read"]
+
+CLAIM = "causal"
+
+
+@dataclass(kw_only=True)
+class Causality:
+    """What happened up to step ``step`` when all later inputs were replaced, in eval mode."""
+
+    steps: int  # 0: the inputs have no time axis
+    step: int = 0
+    change: float = 0.0  # of the outputs up to that step, relative to their root mean square
+    norms: tuple[Introduced, ...] = ()  # that moved a step although its own input had not moved
+    sites: tuple[Site, ...] = ()  # all norms that reduce the same axes
+    claimed: bool = False
+    change_held: Callable[[], float] | None = None  # with the norms held where their input is still; costs a pass
+    forward_flow: Callable[[], float] | None = None  # how far later outputs follow earlier inputs then; costs a pass
+
+    @cached_property
+    def held(self) -> float:
+        """The change of the earlier outputs with the norms held where their own input is still."""
+        assert self.change_held is not None
+        return self.change_held()
+
+    @cached_property
+    def leaks(self) -> bool:
+        """Whether the model is causal but for these norms: it says so, or it is with them held."""
+        if not self.norms or self.forward_flow is None:
+            return False
+        return self.claimed or (self.held < DIFFER and self.forward_flow() >= DIFFER)
+
+
+_NO_OTHERS = both("the inputs hold no other values to put in the place of a step", "输入中没有可替换时间步的其他值")
+
+
+def read(facts: Facts) -> Causality:
+    """Replace every step behind the middle in one run; none where no norm could let a step see another.
+
+    Raises:
+        NotKnown: the steps cannot be exchanged for others.
+    """
+    facts = facts.exact
+    steps, batch = (inputs.size_of(facts.target, name) for name in ("time", "batch"))
+    calls = facts.norm_calls.norms
+    if steps < 2 or not any(mixing.may_mix(c, facts.graph, (batch, steps)) for c in calls):
+        return Causality(steps=steps)
+    step = (steps - 1) // 2
+    call = replaced(facts.target, "time", slice(step + 1, None))
+    if call is None:
+        raise NotKnown(_NO_OTHERS)
+    base, other = facts.runs.base, facts.runs.variant(*call)
+    pairs = aligned(base.graph, other.graph)
+    past = torch.arange(steps) <= step
+    found = tuple(introduced(calls, base, other, pairs, steps, past))
+    change = mixing.output_change(facts.target, "time", steps, past, base, other, pairs)
+    if not found or change is None or change < DIFFER:
+        return Causality(steps=steps, step=step, change=change or 0.0)
+    alike = mixing.like_calls([f.call for f in found], calls, base.graph)
+    instead, wanted = mixing.holding(found, alike, base, pairs)
+    wanted |= set(other.graph.outputs)
+
+    def change_held() -> float:
+        run = facts.runs.variant(*call, wanted=wanted, instead=instead)
+        return mixing.output_change(facts.target, "time", steps, past, base, run, pairs) or 0.0
+
+    def forward_flow() -> float:
+        earlier = replaced(facts.target, "time", slice(0, step + 1))
+        if earlier is None:
+            raise NotKnown(_NO_OTHERS)
+        run = facts.runs.variant(*earlier, wanted=wanted, instead=instead)
+        return mixing.output_change(facts.target, "time", steps, ~past, base, run, pairs) or 0.0
+
+    return Causality(
+        steps=steps,
+        step=step,
+        change=change,
+        norms=found,
+        sites=mixing.sites_of_calls(facts.sites, alike),
+        claimed=CLAIM in facts.target.claims,
+        change_held=change_held,
+        forward_flow=forward_flow,
+    )

@@ -1,0 +1,64 @@
+"""Inputs with some samples or some steps replaced by others, of which the rest of the model must know nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from normwise.targets import inputs
+from normwise.targets.target import Target
+
+__all__ = ["Call", "is_mask", "replaced"]
+
+Call = inputs.Call
+
+
+def replaced(target: Target, along: str, where: slice) -> Call | None:
+    """Return one call's inputs with a part of every one replaced, masks apart; None where no other values are at hand.
+
+    Integers are exchanged for others of the same input, so that a token stays one of the vocabulary.
+
+    Args:
+        target: a model with its inputs.
+        along: the axis, "batch" or "time".
+        where: the samples or steps to replace.
+    """
+    moved = False
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal moved
+        axis = inputs.axis_of(target, along, tensor)
+        if axis is None or is_mask(tensor):
+            return tensor
+        for other in _others(tensor.detach(), axis):
+            new = tensor.detach().clone()
+            index = (slice(None),) * axis + (where,)
+            new[index] = other[index].to(new.dtype)
+            if not torch.equal(new, tensor):
+                moved = True
+                return new
+        return tensor
+
+    call = inputs.map_tensors(target.args, change), inputs.map_tensors(dict(target.kwargs), change)
+    return call if moved else None
+
+
+def _others(tensor: torch.Tensor, axis: int) -> Iterator[torch.Tensor]:
+    """Yield tensors of other values in the same places: turned around, along the axis or another one."""
+    axes = [axis, *(a for a in range(tensor.ndim) if a != axis)]
+    for each in axes:
+        turned = tensor.flip(each)
+        if tensor.is_floating_point():
+            # another scale and another mean as well: a norm must not make the same of it
+            turned = 1.7 * turned.roll(1, axes[-1]) + 0.5 * (tensor.float().abs().mean().to(tensor) + 0.1)
+        yield turned
+
+
+def is_mask(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds truth values, or integers that are all 0 or 1."""
+    if tensor.dtype is torch.bool:
+        return True
+    if tensor.is_floating_point():
+        return bool(((tensor == 0) | (tensor == 1) | (tensor <= -1e3)).all())
+    return bool(((tensor == 0) | (tensor == 1)).all())

@@ -1,0 +1,193 @@
+"""Whether one step with a cache computes what the whole sequence does at that step."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from normwise.errors import NotKnown, TraceError
+from normwise.facts import mixing
+from normwise.facts.changed_inputs import is_mask
+from normwise.facts.differences import ABOVE_FLOOR, AGREE, DIFFER, largest_change, paired_with_output, relative_change
+from normwise.facts.norms import NormCall
+from normwise.facts.runs import Run
+from normwise.facts.sites import Site
+from normwise.graph import aligned
+from normwise.rendering import both
+from normwise.targets import inputs, unwrap
+
+if TYPE_CHECKING:
+    from normwise.facts.facts import Facts
+
+__all__ = ["Decoding", "read"]
+
+# how a model says that it decodes with a cache: the arguments and the output field of transformers' decoders
+_CACHE, _SWITCH = "past_key_values", "use_cache"
+_STEPS = 4  # two for the prefill leave room for one that is decoded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """The last step of the example inputs, in one run of all steps and as one step behind a prefill."""
+
+    step: int
+    change: float  # of the outputs at that step, relative to their root mean square
+    norm_change: float = 0.0  # of the first norm's output whose own input agrees
+    floor: float = 0.0  # and of its input
+    sites: tuple[Site, ...] = ()  # the norms whose output differs although their input agrees
+    change_held: Callable[[], float] | None = None  # with their outputs taken from the run of all steps
+
+
+_NO_CACHE = both(
+    "the model decodes with no cache that normwise knows (past_key_values)",
+    "模型没有 normwise 认识的解码缓存（past_key_values）",
+)
+_NO_STEPS = both("the inputs have no time axis of at least 4 steps", "输入没有至少 4 步的时间轴")
+
+
+def read(facts: Facts) -> Decoding:
+    """Prefill all steps but the last, then decode it: two runs.
+
+    Raises:
+        NotKnown: the model keeps no cache, or the two ways cannot be compared.
+    """
+    if not _takes_cache(facts.target.model):
+        raise NotKnown(_NO_CACHE)
+    return _Probe(facts.exact).compared()
+
+
+def _takes_cache(model: nn.Module) -> bool:
+    forward = inspect.signature(unwrap(model)[0].forward).parameters
+    return _CACHE in forward and _SWITCH in forward
+
+
+class _Probe:
+    def __init__(self, facts: Facts) -> None:
+        self.facts, self.target = facts, facts.target
+        self.steps = inputs.size_of(self.target, "time")
+        if self.steps < _STEPS:
+            raise NotKnown(_NO_STEPS)
+        self.cache: Any = None
+
+    def compared(self) -> Decoding:
+        """Return what differs between the two ways."""
+        last = self.steps - 1
+        base = self.facts.runs.base
+        cache = self._prefill(last)
+        args, kwargs = self._cut(slice(last, last + 1))
+        kwargs = {**kwargs, _SWITCH: True}
+
+        def decode(**more: Any) -> Run:
+            return self._run(args, {**kwargs, _CACHE: copy.deepcopy(cache)}, **more)
+
+        step = decode()
+        pairs = aligned(base.graph, step.graph)
+        found = [(c, *moved) for c in self.facts.norm_calls.norms if (moved := self._moved(c, base, step, pairs))]
+        change = self._output_change(base, step, pairs)
+        if not found or change < DIFFER:
+            return Decoding(step=last, change=change)
+        calls = [c for c, *_ in found]
+
+        def change_held() -> float:
+            instead = {}
+            for call in calls:
+                value = paired_with_output(call, base.graph)
+                assert value is not None
+                part = self._at_step(base.tensors[value], step.tensors[pairs[value]])
+                instead[pairs[value]] = lambda kept, part=part: part
+            repaired = decode(wanted=set(step.graph.outputs), instead=instead)
+            return self._output_change(base, repaired, pairs)
+
+        return Decoding(
+            step=last,
+            change=change,
+            norm_change=found[0][1],
+            floor=found[0][2],
+            sites=mixing.sites_of_calls(self.facts.sites, calls),
+            change_held=change_held,
+        )
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **more: Any) -> Run:
+        try:
+            return self.facts.runs.variant(args, kwargs, **more)
+        except TraceError as error:
+            raise NotKnown(
+                both(f"the model does not decode step by step: {error}", f"模型无法逐步解码：{error}")
+            ) from error
+
+    def _prefill(self, steps: int) -> Any:
+        """Return the cache that all steps but the last leave."""
+        held: list[Any] = []
+
+        def watch(model: nn.Module) -> None:
+            unwrap(model)[0].register_forward_hook(lambda module, args, output: held.append(output))
+
+        args, kwargs = self._cut(slice(0, steps))
+        self._run(args, {**kwargs, _SWITCH: True}, prepare=watch, wanted=())
+        cache = _field(held[-1], _CACHE) if held else None
+        if cache is None:
+            raise NotKnown(_NO_CACHE)
+        return cache
+
+    def _cut(self, where: slice) -> inputs.Call:
+        """Return the inputs of some steps; a mask reaches from the beginning up to them."""
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            axis = inputs.axis_of(self.target, "time", tensor)
+            if axis is None:
+                return tensor
+            start = 0 if is_mask(tensor) and tensor.ndim == 2 and not self._only(tensor) else where.start
+            return tensor.narrow(axis, start, where.stop - start)
+
+        return inputs.map_tensors(self.target.args, cut), inputs.map_tensors(dict(self.target.kwargs), cut)
+
+    def _only(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of zeros and ones is what the model reads: nothing else has its steps."""
+        return not any(
+            t is not tensor and inputs.axis_of(self.target, "time", t) is not None
+            for t in inputs.tensors_of(self.target)
+        )
+
+    def _at_step(self, whole: torch.Tensor, step: torch.Tensor) -> torch.Tensor | None:
+        """Return the last step of a value of the run of all steps, in the shape of the decoded one."""
+        if whole.shape == step.shape:
+            return None
+        if whole.ndim == step.ndim:
+            grown = [a for a in range(whole.ndim) if whole.shape[a] != step.shape[a]]
+            if len(grown) == 1 and whole.shape[grown[0]] == self.steps and step.shape[grown[0]] == 1:
+                return whole.narrow(grown[0], self.steps - 1, 1)
+            if grown == [0] and whole.shape[0] == step.shape[0] * self.steps:  # steps merged with the batch
+                return whole.unflatten(0, (-1, self.steps))[:, -1]
+        return None
+
+    def _moved(self, call: NormCall, base: Run, step: Run, pairs: Mapping[int, int]) -> tuple[float, float] | None:
+        """Return how far a norm's output differs at the step although its input agrees, and how well that agrees."""
+        value = paired_with_output(call, base.graph)
+        parts = []
+        for each in (call.input, value):
+            whole, one = base.tensors.get(each if each is not None else -1), step.tensors.get(pairs.get(each or -1, -1))
+            at_step = None if whole is None or one is None else self._at_step(whole, one)
+            if at_step is None or one is None:
+                return None
+            parts.append((at_step, one))
+        floor, change = (largest_change(*part) for part in parts)
+        return (change, floor) if floor <= AGREE and change >= max(DIFFER, ABOVE_FLOOR * floor) else None
+
+    def _output_change(self, base: Run, step: Run, pairs: Mapping[int, int]) -> float:
+        moved = [0.0]
+        for value in base.graph.outputs:
+            whole, one = base.tensors.get(value), step.tensors.get(pairs.get(value, -1))
+            part = None if whole is None or one is None else self._at_step(whole, one)
+            if part is not None and one is not None:
+                moved.append(relative_change(part, one))
+        return max(moved)
+
+
+def _field(output: Any, name: str) -> Any:
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
