@@ -1,4 +1,4 @@
-"""Write the pages that come from the code: the command line's help, a page a rule, the layers, the table of families.
+"""Write the pages that come from the code: the command line's help, a page a rule in two languages, the layers, tables.
 
 ``python docs/generate.py`` writes them, ``--check`` only says which are out of date (exit code 1).
 """
@@ -17,13 +17,53 @@ from typing import Any
 import click
 
 from normwise import functional, layers
-from normwise._parts import page_title
+from normwise._parts import page, page_title
 from normwise.checkup import rules
 from normwise.cli import commands
 from normwise.rendering.numbers import number
 from normwise.spec import Cast, Gate, NormSpec, Scope, Weight
 
 DOCS = Path(__file__).parent
+READMES = {"README.md": "en", "README.zh-CN.md": "zh"}
+# by language: the suffix of a page, the title of the index and its header
+RULE_PAGES = {
+    "en": (".md", "Rules", "| code | name | severity | what it finds |", "| what it is about | rules |"),
+    "zh": (".zh-CN.md", "规则", "| 编号 | 名称 | 级别 | 发现什么 |", "| 关于什么 | 规则 |"),
+}
+FAMILIES = {
+    "AXS": {
+        "en": "axes: statistics over time, padding, other samples; leaks of the future",
+        "zh": "轴：统计量跨了时间、填充或别的样本；未来信息泄漏",
+    },
+    "BNS": {
+        "en": "state of batch norms: mode, running statistics, batches too small",
+        "zh": "批归一化的状态：模式、运行统计、批太小",
+    },
+    "NUM": {
+        "en": "numerics: half precision, eps, overflow, the origin of NaN",
+        "zh": "数值：半精度、eps、溢出、NaN 的起点",
+    },
+    "PAR": {
+        "en": "parameters and optimizer: decay, initialization, gains that blow up or never move",
+        "zh": "参数与优化器：权重衰减、初始化、失控或从不更新的增益",
+    },
+    "PLC": {
+        "en": "place on the residual stream: missing, doubled or misplaced norms, depth and warmup",
+        "zh": "残差流上的位置：缺失、重复或放错的归一化，深度与预热",
+    },
+    "CKP": {
+        "en": "checkpoints: lost, renamed or silently initialized norms, another eps or convention",
+        "zh": "检查点：丢失、改名或被悄悄初始化的归一化，不同的 eps 或约定",
+    },
+    "DYN": {
+        "en": "dynamics: what a training step does to norms, logits and gradients",
+        "zh": "训练动态：一步训练对归一化、logits 和梯度的影响",
+    },
+    "DST": {
+        "en": "several processes: statistics and gains that drift apart",
+        "zh": "多进程：各进程之间渐行渐远的统计量和增益",
+    },
+}
 GUIDES = {
     "which-norm.md": "families, norm, eps, gain and shift, cast, output dtype, else",
     "which-norm.zh-CN.md": "模型族, 归一化, eps, 增益和偏移, 转换, 输出精度, 其他",
@@ -41,17 +81,41 @@ def _help(name: str, command: click.Command) -> str:
     return command.get_help(click.Context(command, info_name=name, terminal_width=100, max_content_width=100))
 
 
-def rule_pages() -> dict[str, str]:
-    """Return the page of every rule by its code, and the index as README."""
+def rule_pages(lang: str) -> dict[str, str]:
+    """Return the page of every rule by the name of its file, and the index as README, in one language."""
+    suffix, title, header, _ = RULE_PAGES[lang]
     parts = sorted(rules.all_rules().items(), key=lambda item: item[1].CODE)
     pages = {
-        part.CODE: f"# {part.CODE} {name} ({part.SEVERITY})\n\n{(part.__doc__ or '').strip()}\n" for name, part in parts
+        f"{part.CODE}{suffix}": f"{_twins(part.CODE)}\n\n# {part.CODE} {name} ({part.SEVERITY})\n\n{page(part, lang)}\n"
+        for name, part in parts
     }
-    rows = [
-        f"| [{part.CODE}]({part.CODE}.md) | {name} | {part.SEVERITY} | {page_title(part)} |" for name, part in parts
-    ]
-    table = "\n".join(["| code | name | severity | what it finds |", "|---|---|---|---|", *rows])
-    return {"README": f"# Rules\n\n{table}\n", **pages}
+    rows = "\n".join(
+        f"| [{part.CODE}]({part.CODE}{suffix}) | {name} | {part.SEVERITY} | {page_title(part, lang)} |"
+        for name, part in parts
+    )
+    return {f"README{suffix}": f"{_twins('README')}\n\n# {title}\n\n{header}\n|---|---|---|---|\n{rows}\n", **pages}
+
+
+def _twins(stem: str) -> str:
+    return f"[English]({stem}.md) | [简体中文]({stem}.zh-CN.md)"
+
+
+def readme(name: str, lang: str) -> str:
+    """Return a README with its table of the families of rules made anew."""
+    before, _, rest = (DOCS.parent / name).read_text("utf-8").partition("<!-- rules -->\n")
+    after = rest.partition("<!-- /rules -->")[2]
+    return f"{before}<!-- rules -->\n{rule_families(lang)}\n<!-- /rules -->{after}"
+
+
+def rule_families(lang: str) -> str:
+    """Return a row for each family of rules: what it is about, and its rules with links to their pages."""
+    suffix, codes = RULE_PAGES[lang][0], sorted(part.CODE for part in rules.all_rules().values())
+    rows = [RULE_PAGES[lang][3], "|---|---|"]
+    for family, subject in FAMILIES.items():
+        links = " ".join(f"[{code}](docs/rules/{code}{suffix})" for code in codes if code.startswith(family))
+        if links:
+            rows.append(f"| {subject[lang]} | {links} |")
+    return "\n".join(rows)
 
 
 def layers_page() -> str:
@@ -249,7 +313,8 @@ def pages() -> dict[Path, str]:
         DOCS / "layers.md": layers_page(),
         DOCS / "torch-differences.md": differences_page(),
         **{DOCS / name: guide(name, header) for name, header in GUIDES.items()},
-        **{DOCS / "rules" / f"{name}.md": text for name, text in rule_pages().items()},
+        **{DOCS / "rules" / name: text for lang in RULE_PAGES for name, text in rule_pages(lang).items()},
+        **{DOCS.parent / name: readme(name, lang) for name, lang in READMES.items()},
     }
 
 

@@ -42,6 +42,8 @@ TWINS = [
 PAGES = [README, README_ZH, *sorted(str(path.relative_to(ROOT)) for path in DOCS.rglob("*.md"))]
 RULES = sorted(rules.all_rules().items(), key=lambda item: item[1].CODE)
 CODES = [part.CODE for _, part in RULES]
+FAMILIES = ("AXS", "BNS", "NUM", "PAR", "PLC", "CKP", "DYN", "DST")
+CODES_BY_FAMILY = [code for family in FAMILIES for code in CODES if code.startswith(family)]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _RUNNABLE = re.compile(r"<!-- runnable(?:: (\S+))? -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -197,26 +199,32 @@ def test_the_guide_gives_the_figures_of_the_example(capsys: pytest.CaptureFixtur
 # -- the tables of rules ------------------------------------------------------------------------
 
 
-def rule_table(name: str) -> list[str]:
-    return page(name).split("<!-- rules -->\n")[1].split("\n<!-- /rules -->")[0].splitlines()[2:]
+INDEX = {"en": "docs/rules/README.md", "zh": "docs/rules/README.zh-CN.md"}
 
 
-def test_the_readme_lists_every_rule_with_its_own_words() -> None:
-    assert rule_table(README) == [
-        f"| [{part.CODE}](docs/rules/{part.CODE}.md) | {name} | {part.SEVERITY} | {page_title(part)} |"
+@pytest.mark.parametrize("lang", INDEX)
+def test_the_index_lists_every_rule_with_its_own_words(lang: str) -> None:
+    suffix = INDEX[lang].partition("README")[2]
+    assert page(INDEX[lang]).splitlines()[6:] == [
+        f"| [{part.CODE}]({part.CODE}{suffix}) | {name} | {part.SEVERITY} | {page_title(part, lang)} |"
         for name, part in RULES
     ]
 
 
-def test_the_chinese_readme_lists_the_same_rules_in_chinese() -> None:
-    english, chinese = ([row.split(" | ") for row in rule_table(name)] for name in (README, README_ZH))
-    assert [row[:3] for row in chinese] == [row[:3] for row in english]
-    assert all(re.search(r"[\u4e00-\u9fff].*。 \|$", row[3]) for row in chinese)
+@pytest.mark.parametrize("name", [README, README_ZH])
+def test_the_readme_leads_to_every_rule_and_to_the_index(name: str) -> None:
+    table = page(name).split("<!-- rules -->\n")[1].split("\n<!-- /rules -->")[0]
+    assert re.findall(r"\[(\w+)\]\(docs/rules/\1", table) == CODES_BY_FAMILY
+    assert len(table.splitlines()) == 2 + len({code[:3] for code in CODES})
+    assert f"(docs/rules/README{name.removeprefix('README')})" in page(name)
 
 
+@pytest.mark.parametrize("suffix", [".md", ".zh-CN.md"])
 @pytest.mark.parametrize("code", CODES)
-def test_every_rule_has_a_page(code: str) -> None:
-    assert page(f"docs/rules/{code}.md").startswith(f"# {code} ")
+def test_every_rule_has_a_page_in_both_languages(code: str, suffix: str) -> None:
+    first, blank, title, *_ = page(f"docs/rules/{code}{suffix}").splitlines()
+    assert (first, blank) == (f"[English]({code}.md) | [简体中文]({code}.zh-CN.md)", "")
+    assert title.startswith(f"# {code} ")
 
 
 # -- the two languages ------------------------------------------------------------------------------
