@@ -11,9 +11,11 @@ import torch
 from normwise.errors import NotKnown
 from normwise.facts import vocabulary as ops
 from normwise.facts.attention import AttentionOperands
+from normwise.facts.calls import NormCall
 from normwise.facts.replay import Replayer, op_function
 from normwise.facts.runs import Run
 from normwise.graph import Op, Ref, ValueKind
+from normwise.rendering import both
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -22,8 +24,11 @@ __all__ = ["Attention", "Sharpness", "attentions"]
 
 # samples and queries that are enough for a mean: the cost stays that of a few rows at any length
 _SAMPLES, _QUERIES = 4, 128
-# Logits so far below the largest of their row are masked, or might as well be: masks add -100 (Swin) or less, and e^-50
-_MASKED = 50.0
+# Masks are added, -100 (Swin) or less, and leave a gap between what is seen and what is not: wider than any between
+# logits that mean something, whose own spread it exceeds several times.
+_GAP, _GAPS = 50.0, 4.0
+# keys that are alike spread nothing, however they are scaled
+_SPREADS = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,24 +47,39 @@ class Attention:
     op: int
     keys: int
     measured: Sharpness
-    normed: bool  # a norm stands on queries or keys
+    norms: tuple[NormCall, ...]  # that stand on queries or keys
     learned_scale: bool  # a parameter scales the logits: a temperature
     with_norm: Sharpness | None  # the same if queries and keys were RMS-normalized; None where they were not kept
+
+    @property
+    def scale(self) -> float | None:
+        """The logits' spread relative to that of RMS-normalized queries and keys over sqrt(width): 1 is usual."""
+        if self.with_norm is None:
+            return None
+        pairs = zip(self.measured.spread, self.with_norm.spread, strict=True)
+        ratios = sorted(a / b for a, b in pairs if b > _SPREADS)
+        return ratios[len(ratios) // 2] if ratios else None
+
+    def saturated(self, spread: float, entropy: float) -> float:
+        """Return the share of heads whose logits spread by more, with an entropy below that share of the most."""
+        pairs = list(zip(self.measured.spread, self.measured.entropy, strict=True))
+        return sum(s > spread and e < entropy for s, e in pairs) / len(pairs)
 
 
 def attentions(facts: Facts) -> tuple[Attention, ...]:
     """Return every softmax attention of the traced run with at least 4 keys.
 
     Raises:
-        NotKnown: nothing was kept of the run.
+        NotKnown: nothing was kept of the run, or no attention of it can be read.
     """
     run, heads = facts.runs.base, AttentionOperands(facts.flow)
-    found = []
-    for op in facts.graph.ops:
-        score = _Score.of(facts, heads, op)
-        if score is not None and (read := score.read(run)) is not None:
-            found.append(read)
-    return tuple(found)
+    scores = [s for op in facts.graph.ops if (s := _Score.of(facts, heads, op)) is not None]
+    found = tuple(read for s in scores if (read := s.read(run)) is not None)
+    if scores and not found:
+        raise NotKnown(
+            both("needs attention over at least 4 keys whose mask is known", "需要至少 4 个键且掩码已知的注意力")
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +122,7 @@ class _Score:
             op=self.op.id,
             keys=logits.shape[-1],
             measured=measured,
-            normed=any(c.norms for c in chains),
+            norms=tuple({id(n): n for c in chains for n in c.norms}.values()),
             learned_scale=self._learned_scale(),
             with_norm=_sharpness(repaired) if repaired is not None else None,
         )
@@ -135,7 +155,7 @@ class _Score:
     def _mask(self, run: Run, logits: torch.Tensor, rows: slice) -> torch.Tensor:
         if self.product is not None:
             hidden = _four(run.of(self.op.inputs[0]))[:_SAMPLES, :, -_QUERIES:].double()
-            return logits.masked_fill(hidden < hidden.amax(-1, keepdim=True) - _MASKED, -math.inf)
+            return logits.masked_fill(~_masked(hidden).isfinite(), -math.inf)
         mask = self._argument("attn_mask")
         if isinstance(mask, Ref):
             given = self._given_mask(run, mask.value)
@@ -193,7 +213,20 @@ def _four(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _masked(logits: torch.Tensor) -> torch.Tensor:
-    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) - _MASKED, -math.inf)
+    """Put logits that a mask has pushed far below the others of their row at -inf."""
+    seen = logits.isfinite()
+    lowest = logits.masked_fill(~seen, math.inf).amin(-1, keepdim=True)
+    ordered = torch.where(seen, logits, lowest).sort(-1, descending=True).values
+    if ordered.shape[-1] < 2:
+        return logits
+    gap, place = (ordered[..., :-1] - ordered[..., 1:]).max(-1, keepdim=True)
+    above = torch.arange(ordered.shape[-1], device=logits.device) <= place
+    count = above.sum(-1, keepdim=True)
+    mean = (ordered * above).sum(-1, keepdim=True) / count
+    spread = (((ordered - mean) * above).square().sum(-1, keepdim=True) / count).sqrt()
+    apart = (gap > _GAP) & (gap > _GAPS * spread)
+    floor = torch.where(apart, ordered.gather(-1, place), lowest)
+    return logits.masked_fill(logits < floor, -math.inf)
 
 
 def _sharpness(logits: torch.Tensor) -> Sharpness | None:

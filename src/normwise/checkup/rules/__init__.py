@@ -8,17 +8,40 @@ from __future__ import annotations
 from types import ModuleType
 
 from normwise._parts import collect
+from normwise.checkup.rules import attribute_without_effect as attribute_without_effect
 from normwise.checkup.rules import bad_buffers as bad_buffers
+from normwise.checkup.rules import cancelling_variance as cancelling_variance
 from normwise.checkup.rules import channel_is_time as channel_is_time
+from normwise.checkup.rules import collapsed_to_zero as collapsed_to_zero
 from normwise.checkup.rules import decayed_norm_scale as decayed_norm_scale
 from normwise.checkup.rules import degenerate_reduction as degenerate_reduction
+from normwise.checkup.rules import double_norm as double_norm
+from normwise.checkup.rules import dtype_promotion as dtype_promotion
+from normwise.checkup.rules import eps_dominates as eps_dominates
 from normwise.checkup.rules import eps_lost_in_dtype as eps_lost_in_dtype
 from normwise.checkup.rules import eps_outside_root as eps_outside_root
+from normwise.checkup.rules import future_leak_through_norm as future_leak_through_norm
+from normwise.checkup.rules import gain_mean_effect as gain_mean_effect
+from normwise.checkup.rules import half_precision_weight_gradient as half_precision_weight_gradient
+from normwise.checkup.rules import init_hit_the_norm as init_hit_the_norm
 from normwise.checkup.rules import low_precision_statistics as low_precision_statistics
 from normwise.checkup.rules import missing_final_norm as missing_final_norm
 from normwise.checkup.rules import never_updated_stats as never_updated_stats
+from normwise.checkup.rules import nonfinite_origin as nonfinite_origin
+from normwise.checkup.rules import norm_over_sequence as norm_over_sequence
 from normwise.checkup.rules import odd_block_out as odd_block_out
+from normwise.checkup.rules import padding_in_statistics as padding_in_statistics
+from normwise.checkup.rules import prefill_decode_mismatch as prefill_decode_mismatch
+from normwise.checkup.rules import qk_norm_scale as qk_norm_scale
+from normwise.checkup.rules import reciprocal_overflow_saved as reciprocal_overflow_saved
 from normwise.checkup.rules import residual_from_normed as residual_from_normed
+from normwise.checkup.rules import sample_mixing_in_eval as sample_mixing_in_eval
+from normwise.checkup.rules import scale_cast_order as scale_cast_order
+from normwise.checkup.rules import stream_near_dtype_limit as stream_near_dtype_limit
+from normwise.checkup.rules import unbiased_variance as unbiased_variance
+from normwise.checkup.rules import unit_offset_mismatch as unit_offset_mismatch
+from normwise.checkup.rules import unnormalised_attention_logits as unnormalised_attention_logits
+from normwise.checkup.rules import wrong_gradient as wrong_gradient
 
 __all__ = ["all_rules"]
 
