@@ -19,6 +19,7 @@ from torch import Tensor
 from normwise.errors import NotKnown
 from normwise.facts import conventions
 from normwise.facts.calls import NormCall
+from normwise.facts.checkpoints import Checkpoints, State
 from normwise.facts.repairs import effect, respecified
 from normwise.facts.sites import Site
 from normwise.rendering import both
@@ -179,6 +180,23 @@ class Gains:
             return None
         offsets = {spec.weight_offset for _, spec in families}
         return offsets.pop() if len(offsets) == 1 else None
+
+    @cached_property
+    def _stored(self) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """The live gain and the checkpoint's, by parameter name, where the checkpoint has it with its numbers."""
+        try:
+            compared = Checkpoints.read(self.facts)
+        except NotKnown:
+            return {}
+        known = (State.EQUAL, State.SHIFTED)
+        return {n.key: (n.live, compared.tensors[n.source]) for n in compared.norms if n.source and n.state in known}
+
+    def shift(self, gain: Gain) -> float | None:
+        """Return what a loader added to a gain of the checkpoint (0, 1 or -1), or None: not loaded from there."""
+        live, stored = self._stored.get(gain.path, (None, None))
+        if live is None or stored is None:
+            return None
+        return float(round(float(live.double().mean()) - float(stored.double().mean())))
 
     @cached_property
     def trained(self) -> bool | None:
