@@ -13,6 +13,7 @@ from normwise.facts.runs import Run
 from normwise.graph import Instead
 from normwise.rendering import both
 from normwise.spec import Gate, Modulation, NormSpec, reference
+from normwise.spec.definition import along
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -90,6 +91,8 @@ def compute(
     mean, variance = (None, None) if call.uses_batch else (named(call.running_mean), named(call.running_var))
 
     def instead(kept: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        return reference(spec, kept[call.input], gain, bias, mean=mean, statistic=variance).to(kept[call.input])
+        x = kept[call.input]
+        m, s = (None if t is None else along(spec, t, x.ndim) for t in (mean, variance))
+        return reference(spec, x, gain, bias, mean=m, statistic=s).to(x)
 
     return instead
