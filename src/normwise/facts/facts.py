@@ -17,6 +17,8 @@ from normwise.facts import (
     batches,
     breaks,
     causality,
+    checkpoints,
+    conventions,
     decoding,
     gaps,
     labels,
@@ -28,6 +30,7 @@ from normwise.facts import (
     placing,
     probe,
     profile,
+    reference,
     running,
     streams,
     unexecuted,
@@ -277,6 +280,21 @@ class Facts:
         """The names of the axes ("batch", "time", "hidden", "space") of every value that could be labelled."""
         self.spend(forward=2)
         return labels.read(self.target, self.traced)
+
+    @cached_property
+    def checkpoints(self) -> checkpoints.Checkpoints:
+        """The norms of the model against the checkpoint it was loaded from; needs no pass."""
+        return checkpoints.Checkpoints.read(self)
+
+    @cached_property
+    def conventions(self) -> conventions.Conventions:
+        """What the configuration says of the norms; needs no run."""
+        return conventions.read(self.target.config)
+
+    @cached_property
+    def reference(self) -> reference.Reference:
+        """The model known to be right, run on the same inputs."""
+        return reference.Reference(self)
 
     @cached_property
     def profile(self) -> tuple[ProfileRow, ...]:
