@@ -13,6 +13,7 @@ from normwise.facts.norms import NormCall
 from normwise.facts.replay import Replayer
 from normwise.facts.sites import Site
 from normwise.graph import Recording
+from normwise.rendering import both
 from normwise.spec import Cast, Gate, Modulation, NormSpec, Weight, reference
 
 __all__ = ["Rows", "alike"]
@@ -51,7 +52,9 @@ class Rows:
         x = self._like_input(call).fill_(number).requires_grad_()
         y = self._made(call, x, spec, grad=True)
         if not y.requires_grad:
-            raise NotKnown("the norm's output does not depend on its input in a replay")
+            raise NotKnown(
+                both("the norm's output does not depend on its input in a replay", "重放时该归一化的输出不依赖输入")
+            )
         (gradient,) = torch.autograd.grad(y, x, torch.randn(y.shape, generator=_generator(), device="cpu").to(y))
         return Constant(forward_finite=bool(y.isfinite().all()), gradient_finite=bool(gradient.isfinite().all()))
 
@@ -82,6 +85,32 @@ class Rows:
         if not got.isfinite().all():
             return math.inf
         return float((got - expected).norm() / expected.norm())
+
+    def parameter_error(self, call: NormCall, rows: int) -> float:
+        """Return the largest relative error of the gradients of gain and shift over many rows.
+
+        The upstream gradient is 1 + the normalized value, so that every sum is about the number of rows.
+
+        Raises:
+            NotKnown: the norm cannot be replayed by itself, or has no parameters.
+        """
+        record = self.graph.values[call.input]
+        shape = (rows, *record.shape[-1:])
+        x = torch.randn(shape, generator=_generator(), device="cpu").to(self.device, getattr(torch, record.dtype))
+        held = {
+            v: self.recorded.tensors[self.graph.values[v].names[0]] for v in (call.weight, call.bias) if v is not None
+        }
+        sums = []
+        for replay, dtype in ((self.recorded, None), (self.double, torch.float64)):
+            leaves = {v: p.detach().to(dtype or p.dtype).requires_grad_() for v, p in held.items()}
+            given = {call.input: x.to(dtype or x.dtype), **leaves}
+            y = replay(call.output, given, grad=True)
+            if not leaves or not y.requires_grad:
+                raise NotKnown(both("the norm has no parameters of its own", "该归一化没有自己的参数"))
+            upstream = (1 + self.double(call.core, {call.input: x.double()})).to(y.dtype)
+            sums.append(torch.autograd.grad(y, list(leaves.values()), upstream.reshape(y.shape)))
+        pairs = [(a.double().cpu(), b.double().cpu()) for a, b in zip(*sums, strict=True)]
+        return max(float((a - b).norm() / b.norm()) for a, b in pairs)
 
     def _made(self, call: NormCall, x: torch.Tensor, spec: NormSpec | None, *, grad: bool = False) -> torch.Tensor:
         if spec is None:

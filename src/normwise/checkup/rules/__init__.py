@@ -24,6 +24,7 @@ from normwise.checkup.rules import eps_outside_root as eps_outside_root
 from normwise.checkup.rules import first_difference_from_reference as first_difference_from_reference
 from normwise.checkup.rules import future_leak_through_norm as future_leak_through_norm
 from normwise.checkup.rules import gain_mean_effect as gain_mean_effect
+from normwise.checkup.rules import gains_never_moved as gains_never_moved
 from normwise.checkup.rules import half_precision_weight_gradient as half_precision_weight_gradient
 from normwise.checkup.rules import inference_writes_buffers as inference_writes_buffers
 from normwise.checkup.rules import init_hit_the_norm as init_hit_the_norm
@@ -34,6 +35,7 @@ from normwise.checkup.rules import never_updated_stats as never_updated_stats
 from normwise.checkup.rules import nonfinite_origin as nonfinite_origin
 from normwise.checkup.rules import norm_keys_defaulted as norm_keys_defaulted
 from normwise.checkup.rules import norm_keys_dropped as norm_keys_dropped
+from normwise.checkup.rules import norm_never_used as norm_never_used
 from normwise.checkup.rules import norm_over_sequence as norm_over_sequence
 from normwise.checkup.rules import odd_block_out as odd_block_out
 from normwise.checkup.rules import padding_in_statistics as padding_in_statistics
@@ -42,6 +44,7 @@ from normwise.checkup.rules import qk_norm_scale as qk_norm_scale
 from normwise.checkup.rules import reciprocal_overflow_saved as reciprocal_overflow_saved
 from normwise.checkup.rules import residual_from_normed as residual_from_normed
 from normwise.checkup.rules import sample_mixing_in_eval as sample_mixing_in_eval
+from normwise.checkup.rules import scale_blow_up as scale_blow_up
 from normwise.checkup.rules import scale_cast_order as scale_cast_order
 from normwise.checkup.rules import stream_near_dtype_limit as stream_near_dtype_limit
 from normwise.checkup.rules import train_eval_gap as train_eval_gap
@@ -50,6 +53,7 @@ from normwise.checkup.rules import unbiased_variance as unbiased_variance
 from normwise.checkup.rules import unit_offset_mismatch as unit_offset_mismatch
 from normwise.checkup.rules import unnormalised_attention_logits as unnormalised_attention_logits
 from normwise.checkup.rules import wrong_gradient as wrong_gradient
+from normwise.checkup.rules import zero_scale_channels as zero_scale_channels
 
 __all__ = ["all_rules"]
 

@@ -1,11 +1,11 @@
 """A norm that takes its statistics in half precision.
 
 ## What it finds
-A norm written by hand whose squares, mean or variance are computed in float16 or bfloat16. The norm is run by
-itself on three kinds of rows, in the dtypes it really has and in float64: standard normal rows, rows with one element
-of 400, and rows of 400 times standard normal. A float16 norm that loses its row to one large element is an error; one
-that loses only large rows, or errs by more than 1 % on ordinary ones, a warning. Anything else is worth knowing, as are
-cosine similarities off the residual stream. Torch's own norms, and reductions such as `std` or `vector_norm`,
+A norm written by hand whose squares, mean or variance are computed in float16 or bfloat16. The norm is run by itself
+on three kinds of rows, in the dtypes it really has and in float64: standard normal rows, rows with one element of
+400, and rows of 400 times standard normal. A float16 norm that loses its row to one large element is an error; one
+that loses only large rows, or errs by more than 1 % on ordinary ones, a warning. Anything else is worth knowing, as
+are cosine similarities off the residual stream. Torch's own norms, and reductions such as `std` or `vector_norm`,
 accumulate in float32 and are reported only where they fail.
 
 ## Why it matters
@@ -23,19 +23,19 @@ y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
 return weight * y.to(x.dtype)
 ```
 
-`torch.nn.LayerNorm` and `torch.nn.RMSNorm` do this inside.
+`torch.nn.LayerNorm` and `torch.nn.RMSNorm` do this inside. The repair is tried on the same rows.
 
 ## Sources
-Questions 35, 41, 58 and 61. https://github.com/meta-llama/llama/issues/1048 (generation collapses without the upcast);
-Sun et al. 2024, Massive Activations in Large Language Models, https://arxiv.org/abs/2402.17762 (single channels of
-hundreds to thousands in every model they look at).
+Questions 35, 41, 58 and 61. https://github.com/meta-llama/llama/issues/1048 (generation collapses without the
+upcast); Sun et al. 2024, Massive Activations in Large Language Models, https://arxiv.org/abs/2402.17762 (single
+channels of hundreds to thousands in every model they look at).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -45,13 +45,45 @@ from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.records import Place
+from normwise.facts.repairs import effect
 from normwise.facts.rows import alike
 from normwise.facts.sites import Site
+from normwise.rendering import Text, both
 from normwise.spec import Statistic
 from normwise.targets import Target
 
+ZH = """用半精度计算统计量的归一化。
+
+## 发现什么
+平方、均值或方差在 float16 或 bfloat16 中计算的手写归一化。归一化被单独在三种行上运行，既用它真实的 dtype，也用
+float64：标准正态的行、含一个 400 的行、以及 400 倍标准正态的行。float16 归一化因一个大元素就丢失整行，为错误；只丢失
+整体很大的行、或在普通行上误差超过 1%，为警告。其余作提示，残差流之外的余弦相似度也只作提示。torch 自带的归一化以及
+`std`、`vector_norm` 等归约在 float32 中累加，只有真正出错时才报告。
+
+## 为什么重要
+float16 的上限是 65504，所以 256 以上元素的平方就是无穷。于是 `rsqrt(inf)` 为 0，整行输出*恰好为零*：有限、无声、梯度
+为零，anomaly mode 和查找 NaN 都看不到。训练好的 Transformer 中，个别通道达到几百是常事。bfloat16 范围足够，但只有 8
+位精度：均值远大于离散程度时，`x - mean` 会相消。
+
+## 如何修复
+在 float32 中计算统计量，再转回；报告会在同样的行上试验这一修复：
+
+```python
+y = x.float()
+y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
+return weight * y.to(x.dtype)
+```
+
+`torch.nn.LayerNorm` 和 `torch.nn.RMSNorm` 内部就是这样做的。
+
+## 来源
+问题 35、41、58、61。https://github.com/meta-llama/llama/issues/1048（去掉提升精度后生成崩溃）；Sun 等 2024，Massive
+Activations in Large Language Models，https://arxiv.org/abs/2402.17762（所考察的每个模型都有几百到几千的通道）。
+"""
+
 CODE = "NUM001"
 SEVERITY = Severity.ERROR
+EXPLAINS = ("NUM002", "NUM005", "NUM009")
 
 HALF = ("float16", "bfloat16")
 # One element of a row: 400^2 = 160000 is beyond float16; massive activations are larger still (Sun et al. 2024)
@@ -109,7 +141,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         if judged.severity is not None:
             found.setdefault((judged.dtype, judged.severity), []).append((judged, group))
     for (dtype, severity), groups in found.items():
-        yield _finding(dtype, severity, groups)
+        yield _finding(facts, dtype, severity, groups)
     if unknown is not None and not found:
         raise unknown
 
@@ -130,7 +162,7 @@ def judge(facts: Facts, site: Site) -> Judged:
     )
 
 
-def _finding(dtype: str, severity: Severity, groups: list[tuple[Judged, tuple[Site, ...]]]) -> Finding:
+def _finding(facts: Facts, dtype: str, severity: Severity, groups: list[tuple[Judged, tuple[Site, ...]]]) -> Finding:
     paths = tuple(site.row.path for _, group in groups for site in group)
     judged = [j for j, _ in groups]
     numbers = {name: max(getattr(j, name) for j in judged) for name in ("ordinary", "spike", "loud")}
@@ -148,19 +180,48 @@ def _finding(dtype: str, severity: Severity, groups: list[tuple[Judged, tuple[Si
             "spike": SPIKE,
             "loud": LOUD,
         },
-        fix="Take the statistics of x.float() and cast the normalized value back: y = x.float(); ...; y.to(x.dtype).",
+        counterfactual=_repair(facts, groups[0][1][0], numbers),
+        fix=both(
+            "Take the statistics of x.float() and cast the normalized value back: y = x.float(); ...; y.to(x.dtype).",
+            "在 x.float() 上计算统计量，再把归一化后的值转回：y = x.float(); ...; y.to(x.dtype)。",
+        ),
     )
 
 
-def _message(dtype: str, norms: int, numbers: dict[str, float]) -> str:
-    who = f"{counted(norms, 'norm')} in {dtype}"
-    if numbers["ordinary"] > ACCURATE:
-        return f"{who}: statistics are off by {numbers['ordinary']:.2%} of the output"
+def _repair(facts: Facts, site: Site, numbers: dict[str, float]) -> dict[str, object] | None:
+    """Judge the same formula with statistics in float32 on the rows that were worst."""
+    if site.row.spec is None or site.row.spec.statistic is Statistic.OTHER:
+        return None
+    worst = max(numbers, key=lambda name: numbers[name])
+    rows = {"ordinary": {}, "spike": {"spike": SPIKE}, "loud": {"scale": LOUD}}[worst]
+    wide = replace(site.row.spec, stats_dtype="float32")
+    try:
+        after = facts.rows.error(site.calls[0], spec=wide, **rows)
+    except (NotKnown, ValueError, RuntimeError):
+        return None
+    # an output that is not finite has lost its row
+    return effect(
+        both("the statistics in float32", "用 float32 计算统计量"),
+        f"relative error on {worst} rows",
+        min(numbers[worst], 1.0),
+        min(after, 1.0),
+    )
+
+
+def _message(dtype: str, norms: int, numbers: dict[str, float]) -> Text:
+    en, zh = f"{counted(norms, 'norm')} in {dtype}", f"{norms} 个 {dtype} 归一化"
+    if numbers["ordinary"] > ACCURATE or max(numbers["spike"], numbers["loud"]) <= COLLAPSED:
+        off = numbers["ordinary"]
+        return both(f"{en}: statistics are off by {off:.2%} of the output", f"{zh}：统计量误差为输出的 {off:.2%}")
     if numbers["spike"] > COLLAPSED:
-        return f"{who}: one element of {SPIKE:.0f} overflows the squares, its whole row is lost"
-    if numbers["loud"] > COLLAPSED:
-        return f"{who}: rows of {LOUD:.0f} overflow the variance and are lost"
-    return f"{who}: statistics are off by {numbers['ordinary']:.2%} of the output"
+        return both(
+            f"{en}: one element of {SPIKE:.0f} overflows the squares, its whole row is lost",
+            f"{zh}：一个 {SPIKE:.0f} 的元素使平方溢出，整行丢失",
+        )
+    return both(
+        f"{en}: rows of {LOUD:.0f} overflow the variance and are lost",
+        f"{zh}：大小为 {LOUD:.0f} 的行使方差溢出而丢失",
+    )
 
 
 def _number(number: float) -> float | None:
