@@ -29,7 +29,7 @@ from normwise.targets import unwrap
 from normwise.targets.guesses import sequence_first
 from normwise.targets.target import Target
 
-__all__ = ["measure"]
+__all__ = ["measure", "token_cosine"]
 
 _SEED = 20261129
 # an op is found again by the module call it runs in, its name, its output shape, and its order among those
@@ -139,7 +139,7 @@ class _Watch(TorchDispatchMode):
     def _keep(self, op: int, output: torch.Tensor, operands: list[torch.Tensor]) -> None:
         position = self.branch[op]
         branch = _rms(operands[position]) if 0 <= position < len(operands) else None
-        self.rms[op] = (_rms(output), branch, _cosine(output, self.position_axis))
+        self.rms[op] = (_rms(output), branch, token_cosine(output, self.position_axis))
         self._latest = (op, output)
 
 
@@ -206,7 +206,7 @@ def _gradient(gradient: torch.Tensor, position_axis: int) -> Gradient | None:
     return Gradient(rms, float(reached.median().sqrt()), float(energy.select(position_axis, 0).sum()) / total)
 
 
-def _cosine(stream: torch.Tensor, position_axis: int) -> float | None:
+def token_cosine(stream: torch.Tensor, position_axis: int) -> float | None:
     """Return the mean cosine between the tokens of a sample; 1 means that they have become one vector."""
     if not stream.is_floating_point() or stream.dim() != 3 or stream.shape[position_axis] < 2:
         return None

@@ -35,9 +35,14 @@ def operands(add: Residual) -> tuple[int, int]:
     others = [i for i in add.op.inputs if i != skip]
     if add.op.short not in ops.ADD or skip not in add.op.inputs or len(others) != 1 or add.absorbs:
         raise NotKnown(both("the add is no sum of skip and branch", "该加法不是跳连与分支之和"))
-    if isinstance(add.op.kwargs.get("alpha"), (int, float)) and add.op.kwargs["alpha"] != 1:
-        raise NotKnown(both("the add scales its operand", "该加法缩放了操作数"))
     return skip, others[0]
+
+
+def _factors(add: Residual, skip: int) -> tuple[float, float]:
+    """Return the factors of skip and branch: torch.add(x, y, alpha=a) scales its second operand."""
+    alpha = add.op.kwargs.get("alpha", 1)
+    alpha = float(alpha) if isinstance(alpha, (int, float)) else 1.0
+    return (1.0, alpha) if add.op.inputs[0] == skip else (alpha, 1.0)
 
 
 def rewired(
@@ -64,14 +69,15 @@ def rewired(
     needed = set(wanted)
     for add in adds:
         skip, branch = operands(add)
+        factors = _factors(add, skip)
         skip = (skips or {}).get(add.index, skip)
-        instead[add.out] = _made(skip, branch, rewire)
+        instead[add.out] = _made(skip, branch, factors, rewire)
         needed |= {skip, branch, add.out}
     return facts.runs.altered(instead, needed)
 
 
-def _made(skip: int, branch: int, rewire: Rewire) -> Instead:
-    return lambda kept: rewire(kept[skip], kept[branch])
+def _made(skip: int, branch: int, factors: tuple[float, float], rewire: Rewire) -> Instead:
+    return lambda kept: rewire(factors[0] * kept[skip], factors[1] * kept[branch])
 
 
 def closed(

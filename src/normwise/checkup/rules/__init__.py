@@ -14,6 +14,7 @@ from normwise.checkup.rules import cancelling_variance as cancelling_variance
 from normwise.checkup.rules import channel_is_time as channel_is_time
 from normwise.checkup.rules import collapsed_to_zero as collapsed_to_zero
 from normwise.checkup.rules import decayed_norm_scale as decayed_norm_scale
+from normwise.checkup.rules import deep_post_norm_no_warmup as deep_post_norm_no_warmup
 from normwise.checkup.rules import degenerate_reduction as degenerate_reduction
 from normwise.checkup.rules import double_norm as double_norm
 from normwise.checkup.rules import dtype_promotion as dtype_promotion
@@ -46,6 +47,9 @@ from normwise.checkup.rules import residual_from_normed as residual_from_normed
 from normwise.checkup.rules import sample_mixing_in_eval as sample_mixing_in_eval
 from normwise.checkup.rules import scale_blow_up as scale_blow_up
 from normwise.checkup.rules import scale_cast_order as scale_cast_order
+from normwise.checkup.rules import scale_in_wrong_branch as scale_in_wrong_branch
+from normwise.checkup.rules import scale_updates_lost as scale_updates_lost
+from normwise.checkup.rules import shared_norm_many_sites as shared_norm_many_sites
 from normwise.checkup.rules import stream_near_dtype_limit as stream_near_dtype_limit
 from normwise.checkup.rules import train_eval_gap as train_eval_gap
 from normwise.checkup.rules import train_mode_at_inference as train_mode_at_inference
