@@ -198,6 +198,12 @@ class Gains:
             return None
         return float(round(float(live.double().mean()) - float(stored.double().mean())))
 
+    def stored_as_given(self, gains: Sequence[Gain]) -> int | None:
+        """Return how many gains the checkpoint has with the same numbers; None without one."""
+        if self.facts.target.checkpoint is None:
+            return None
+        return sum(self.shift(g) == 0 for g in gains)
+
     @cached_property
     def trained(self) -> bool | None:
         """Whether the weights were trained: False for weights as drawn, None where that cannot be told."""
@@ -269,7 +275,8 @@ def _roles(sites: Iterable[Site]) -> dict[str, Hashable]:
         row = site.row
         here = (row.stack, row.layer, row.placement)
         size = math.prod(row.shape[a] for a in row.spec.axes) if row.spec and row.shape else 0
-        roles[row.path] = (row.stack, row.placement, seen[here], row.spec.kind if row.spec else None, size)
+        order = seen[here] if row.layer is not None else 0
+        roles[row.path] = (row.stack, row.placement, order, row.spec.kind if row.spec else None, size)
         seen[here] += 1
     return roles
 

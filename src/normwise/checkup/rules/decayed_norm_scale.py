@@ -40,7 +40,9 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
+from normwise.facts.repairs import effect
 from normwise.facts.sites import Site
+from normwise.rendering import both
 from normwise.spec import Kind
 from normwise.targets import Target
 
@@ -49,6 +51,32 @@ SEVERITY = Severity.WARNING
 
 # the span over which the pull is stated
 STEPS = 1000
+
+ZH = """对归一化增益施加了权重衰减。
+
+## 发现什么
+LayerNorm 和 RMSNorm 的增益（在计算图中找到，而非按名称）位于带权重衰减的优化器组中。以 0 为中心的增益（`1 + weight`）
+通过：衰减把它拉向恒等。对批归一化、组归一化和实例归一化（许多配方有意衰减其增益）以及 L2 归一化的缩放，只作为信息。
+
+## 为什么重要
+增益为 1 是中性的，衰减把它拉向 0：解耦衰减（AdamW）时每步乘以 (1 - lr * decay)，若没有梯度抵抗，每 1000 步乘以
+exp(-1000 * lr * decay)。lr 为 1e-3、decay 为 0.1 时失去十分之一，读取该归一化的层必须增大来补偿。多数情况下没有人有
+意如此：`LayerNorm.weight` 之类的名称列表会漏掉 `norm1`、`norm_f`、`ln_f`。
+
+## 如何修复
+按形状选择：向量就是增益和平移。
+
+```python
+decayed = [p for p in model.parameters() if p.ndim > 1]
+spared = [p for p in model.parameters() if p.ndim <= 1]
+AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": spared, "weight_decay": 0.0}], lr=lr)
+```
+
+## 来源
+问题 6 和 25。https://github.com/deepspeedai/DeepSpeedExamples/pull/755（名称列表漏掉了所有归一化）；
+https://github.com/huggingface/transformers/pull/35927（训练器中的同一问题）；Loshchilov 与 Hutter 2019，
+https://arxiv.org/abs/1711.05101（解耦衰减）。
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +96,7 @@ class Group:
 def check(facts: Facts) -> Iterator[Finding]:
     """Report every gain with a neutral value of 1 that the optimizer decays."""
     if facts.target.optimizer is None:
-        raise NotKnown("needs the optimizer: pass optimizer=...")
+        raise NotKnown(both("needs the optimizer: pass optimizer=...", "需要优化器：传入 optimizer=..."))
     groups = _decaying(facts.target.optimizer)
     parameters = dict(facts.target.model.named_parameters(remove_duplicate=False))
     found: dict[tuple[Severity, Group], list[Site]] = {}
@@ -85,7 +113,8 @@ def _decaying(optimizer: Any) -> dict[int, Group]:
     """Return the group of every parameter with decay, by the parameter's identity."""
     groups = getattr(optimizer, "param_groups", None)
     if groups is None:
-        raise NotKnown(f"the optimizer ({type(optimizer).__name__}) has no param_groups")
+        kind = type(optimizer).__name__
+        raise NotKnown(both(f"the optimizer ({kind}) has no param_groups", f"优化器（{kind}）没有 param_groups"))
     return {
         # a warm-up may start at a rate of 0, which the scheduler keeps as initial_lr
         id(p): Group(index=i, lr=float(g.get("lr") or g.get("initial_lr") or 0.0), decay=float(g["weight_decay"]))
@@ -108,7 +137,10 @@ def _finding(severity: Severity, group: Group, sites: list[Site], optimizer: str
         paths=paths,
         severity=severity,
         basis=Basis.PROOF,
-        message=f"{counted(len(gains), 'gain')} decayed toward 0 (weight decay {group.decay:g}, group {group.index})",
+        message=both(
+            f"{counted(len(gains), 'gain')} decayed toward 0 (weight decay {group.decay:g}, group {group.index})",
+            f"{len(gains)} 个增益被衰减向 0（权重衰减 {group.decay:g}，第 {group.index} 组）",
+        ),
         evidence={
             "gains": list(gains),
             "optimizer": optimizer,
@@ -118,7 +150,19 @@ def _finding(severity: Severity, group: Group, sites: list[Site], optimizer: str
             f"kept_after_{STEPS}_steps": group.kept,
             "kinds": sorted({str(s.row.spec.kind) for s in sites if s.row.spec}),
         },
-        fix="Give parameters with p.ndim <= 1 a group of their own with weight_decay=0.0.",
+        # not the share that is kept: one step of a small rate is below what counts as a movement
+        counterfactual=effect(
+            both("weight_decay=0.0 for these gains", "对这些增益设 weight_decay=0.0"),
+            "pull_of_one_step_on_a_gain_of_1",
+            group.lr * group.decay,
+            0.0,
+        )
+        if group.lr
+        else None,
+        fix=both(
+            "Give parameters with p.ndim <= 1 a group of their own with weight_decay=0.0.",
+            "为 p.ndim <= 1 的参数单独设组，weight_decay=0.0。",
+        ),
     )
 
 

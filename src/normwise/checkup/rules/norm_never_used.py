@@ -1,0 +1,119 @@
+"""A norm that is registered and never called.
+
+## What it finds
+Norms that a run through their own block does not reach, in eval mode and in train mode: the module that holds them was
+called, everything else in it took part, they did not. A warning where several blocks of one class leave out the same
+norm, or where no norm runs at all; a single one is only worth knowing.
+
+Not meant are norms in a part that the input could not reach: a tower without its pixels, cross-attention without its
+encoder (then its projections are idle as well), heads for training.
+
+## Why it matters
+The block computes something else than its author wrote down: `x + alpha * f(x)` for `norm(alpha * x + f(x))` grows
+geometrically with depth. The parameters get no gradient, so nothing shows it but the growth.
+
+## How to fix it
+Call the norm where the definition says, or delete it. A model that was trained without it must keep running without it.
+
+## Sources
+Question 61. https://github.com/labmlai/annotated_deep_learning_paper_implementations/issues/145 (a DeepNorm layer that
+never applies its norm); https://github.com/InternLM/InternLM-XComposer/issues/296 (a norm that is idle on purpose).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.checkup.wording import counted
+from normwise.facts import Facts, idle
+from normwise.rendering import both
+from normwise.targets import Target, Weights
+
+CODE = "PAR006"
+SEVERITY = Severity.WARNING
+EXPLAINS = ("PLC007",)
+
+SEVERAL = 2  # blocks that leave out the same norm
+
+ZH = """已注册却从未调用的归一化。
+
+## 发现什么
+在 eval 和 train 模式下运行所属的块都没有到达的归一化：持有它的模块被调用了，其中其他部分都参与了计算，唯独它没有。
+当同一类的多个块都漏掉同一个归一化，或整个模型没有任何归一化运行时为警告；单独一个只作为信息。
+
+不包括输入无法到达的部分中的归一化：没有像素输入的视觉塔、没有编码器的交叉注意力（其投影同样闲置）、仅用于训练的输出
+头。
+
+## 为什么重要
+这个块计算的不是作者写下的东西：把 `norm(alpha * x + f(x))` 写成 `x + alpha * f(x)`，会随深度几何增长。这些参数得不
+到梯度，除了这种增长没有任何迹象。
+
+## 如何修复
+在定义要求的位置调用该归一化，或删除它。训练时没有用它的模型必须继续不用它。
+
+## 来源
+问题 61。https://github.com/labmlai/annotated_deep_learning_paper_implementations/issues/145（从不应用归一化的
+DeepNorm 层）；https://github.com/InternLM/InternLM-XComposer/issues/296（有意闲置的归一化）。
+"""
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Report norms that their own blocks leave out."""
+    unused = idle.left_out(facts)
+    roles: dict[str, list[str]] = defaultdict(list)
+    for path in unused:
+        roles[re.sub(r"\d+", "*", path)].append(path)
+    for paths in roles.values():
+        several = len(paths) >= SEVERAL or not facts.norm_calls.norms
+        # the library's class, not the user's: what it registers for other configurations is its design
+        loud = several and facts.target.weights is not Weights.RANDOM
+        yield _finding(facts, paths, SEVERITY if loud else Severity.INFO)
+
+
+def _finding(facts: Facts, paths: Sequence[str], severity: Severity) -> Finding:
+    running = len(facts.norm_calls.norms)
+    return Finding(
+        path=paths[0],
+        paths=tuple(paths),
+        severity=severity,
+        basis=Basis.PROOF,
+        message=both(
+            f"{counted(len(paths), 'norm')} registered in blocks that run, but never called",
+            f"{len(paths)} 个归一化注册在运行的块中，却从未调用",
+        ),
+        evidence={"norms": len(paths), "norm_calls_in_the_model": running, "modes_run": ["eval", "train"]},
+        fix=both(
+            "Call the norm in forward where the block's definition puts it, or delete it.",
+            "在 forward 中按块的定义调用该归一化，或删除它。",
+        ),
+    )
+
+
+class _Block(nn.Module):
+    def __init__(self, *, used: bool) -> None:
+        super().__init__()
+        self.norm, self.up, self.used = nn.LayerNorm(8), nn.Linear(8, 8), used
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.up(self.norm(x) if self.used else x))
+
+
+def _target(*, used: bool) -> Target:
+    model = nn.Sequential(*[_Block(used=used) for _ in range(3)])
+    return Target(model=model, args=(torch.randn(3, 8, generator=torch.Generator().manual_seed(0)),))
+
+
+def bad() -> Target:
+    """Return blocks that hold a norm and never call it."""
+    return _target(used=False)
+
+
+def good() -> Target:
+    """Return blocks that call their norms."""
+    return _target(used=True)
