@@ -53,6 +53,9 @@ class Causality:
         return self.claimed or (self.held < DIFFER and self.forward_flow() >= DIFFER)
 
 
+_NO_TIME = both(
+    "the inputs have no one time axis by which steps could be told apart", "输入没有统一的时间轴，无法区分各步"
+)
 _NO_OTHERS = both("the inputs hold no other values to put in the place of a step", "输入中没有可替换时间步的其他值")
 
 
@@ -65,8 +68,13 @@ def read(facts: Facts) -> Causality:
     facts = facts.exact
     steps, batch = (inputs.size_of(facts.target, name) for name in ("time", "batch"))
     calls = facts.norm_calls.norms
-    if steps < 2 or not any(mixing.may_mix(c, facts.graph, (batch, steps)) for c in calls):
+    if not any(mixing.may_mix(c, facts.graph, (batch, steps)) for c in calls):
         return Causality(steps=steps)
+    if steps < 2:
+        lengths = any(inputs.axis_of(facts.target, "time", t) is not None for t in inputs.tensors_of(facts.target))
+        if lengths or CLAIM in facts.target.claims:
+            raise NotKnown(_NO_TIME)
+        return Causality(steps=0)
     step = (steps - 1) // 2
     call = replaced(facts.target, "time", slice(step + 1, None))
     if call is None:

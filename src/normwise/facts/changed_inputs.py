@@ -49,6 +49,7 @@ def _others(tensor: torch.Tensor, axis: int) -> Iterator[torch.Tensor]:
     axes = [axis, *(a for a in range(tensor.ndim) if a != axis)]
     for each in axes:
         turned = tensor.flip(each)
+        turned = torch.where(turned == tensor, tensor.roll(1, each), turned)  # what stands in the middle
         if tensor.is_floating_point():
             # another scale and another mean as well: a norm must not make the same of it
             turned = 1.7 * turned.roll(1, axes[-1]) + 0.5 * (tensor.float().abs().mean().to(tensor) + 0.1)

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Decoding", "read"]
 
-# how a model says that it decodes with a cache: the arguments and the output field of transformers' decoders
-_CACHE, _SWITCH = "past_key_values", "use_cache"
+# How a model says that it decodes with a cache: the arguments and the output's fields of transformers' decoders, which
+# have had several names.
+_CACHES, _SWITCH = ("cache", "past_key_values", "cache_params", "state"), "use_cache"
 _STEPS = 4  # two for the prefill leave room for one that is decoded
 
 
@@ -45,10 +46,10 @@ class Decoding:
 
 
 _NO_CACHE = both(
-    "the model decodes with no cache that normwise knows (past_key_values)",
-    "模型没有 normwise 认识的解码缓存（past_key_values）",
+    "the model decodes with no cache that normwise knows (use_cache, past_key_values)",
+    "模型没有 normwise 认识的解码缓存（use_cache、past_key_values）",
 )
-_NO_STEPS = both("the inputs have no time axis of at least 4 steps", "输入没有至少 4 步的时间轴")
+_NO_STEPS = both("the inputs have no one time axis of at least 4 steps", "输入没有统一的、至少 4 步的时间轴")
 
 
 def read(facts: Facts) -> Decoding:
@@ -57,23 +58,23 @@ def read(facts: Facts) -> Decoding:
     Raises:
         NotKnown: the model keeps no cache, or the two ways cannot be compared.
     """
-    if not _takes_cache(facts.target.model):
+    argument = _cache_argument(facts.target.model)
+    if argument is None:
         raise NotKnown(_NO_CACHE)
-    return _Probe(facts.exact).compared()
+    return _Probe(facts.exact, argument).compared()
 
 
-def _takes_cache(model: nn.Module) -> bool:
+def _cache_argument(model: nn.Module) -> str | None:
     forward = inspect.signature(unwrap(model)[0].forward).parameters
-    return _CACHE in forward and _SWITCH in forward
+    return next((name for name in _CACHES if name in forward and _SWITCH in forward), None)
 
 
 class _Probe:
-    def __init__(self, facts: Facts) -> None:
-        self.facts, self.target = facts, facts.target
+    def __init__(self, facts: Facts, argument: str) -> None:
+        self.facts, self.target, self.argument = facts, facts.target, argument
         self.steps = inputs.size_of(self.target, "time")
         if self.steps < _STEPS:
             raise NotKnown(_NO_STEPS)
-        self.cache: Any = None
 
     def compared(self) -> Decoding:
         """Return what differs between the two ways."""
@@ -84,7 +85,7 @@ class _Probe:
         kwargs = {**kwargs, _SWITCH: True}
 
         def decode(**more: Any) -> Run:
-            return self._run(args, {**kwargs, _CACHE: copy.deepcopy(cache)}, **more)
+            return self._run(args, {**kwargs, self.argument: copy.deepcopy(cache)}, **more)
 
         step = decode()
         pairs = aligned(base.graph, step.graph)
@@ -130,10 +131,10 @@ class _Probe:
 
         args, kwargs = self._cut(slice(0, steps))
         self._run(args, {**kwargs, _SWITCH: True}, prepare=watch, wanted=())
-        cache = _field(held[-1], _CACHE) if held else None
-        if cache is None:
+        found = [cache for name in _CACHES if (cache := _field(held[-1], name)) is not None] if held else []
+        if not found:
             raise NotKnown(_NO_CACHE)
-        return cache
+        return found[0]
 
     def _cut(self, where: slice) -> inputs.Call:
         """Return the inputs of some steps; a mask reaches from the beginning up to them."""

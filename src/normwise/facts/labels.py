@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from normwise.errors import NotKnown
 from normwise.graph import Graph, Recording, trace
+from normwise.rendering import both
 from normwise.targets import inputs
 from normwise.targets.target import Target
 
@@ -31,7 +32,12 @@ def read(target: Target, recording: Recording) -> Labels:
         varied = trace(replace(target, args=call[0], kwargs=call[1]), partial=True).graph
         changed[name] = (varied, _same_values(recording.graph, varied))
     if not changed:
-        raise NotKnown("the axes cannot be told apart: neither batch nor time of the inputs could be varied")
+        raise NotKnown(
+            both(
+                "the axes cannot be told apart: neither batch nor time of the inputs could be varied",
+                "无法区分各轴：输入的批次和时间都无法改变",
+            )
+        )
     return {
         v.id: label for v in recording.graph.values if (label := _label(v.id, recording.graph, changed)) is not None
     }

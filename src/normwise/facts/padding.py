@@ -12,7 +12,17 @@ import torch
 from normwise.errors import NotKnown
 from normwise.facts import mixing
 from normwise.facts.changed_inputs import is_mask
-from normwise.facts.differences import ABOVE_FLOOR, AGREE, LARGEST, DIFFER, changes, held, largest_change, paired_with_output, relative_change
+from normwise.facts.differences import (
+    ABOVE_FLOOR,
+    AGREE,
+    DIFFER,
+    LARGEST,
+    changes,
+    held,
+    largest_change,
+    paired_with_output,
+    relative_change,
+)
 from normwise.facts.norms import NormCall
 from normwise.facts.runs import Run
 from normwise.facts.sites import Site

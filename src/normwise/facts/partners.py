@@ -47,10 +47,11 @@ def read(facts: Facts) -> Partners:
         NotKnown: the batch cannot be told, or nothing comparable came out.
     """
     facts = facts.exact
+    sites = facts.sites
     samples = inputs.size_of(facts.target, "batch")
     if samples == 1:
         # a batch of two costs a pass more: only where a norm could mix it
-        if not any(_spans_first_axis(facts, site) for site in facts.sites):
+        if not any(_spans_first_axis(facts, site) for site in sites):
             return Partners(samples=1)
         call = inputs.with_batch(facts.target, 2)
         if call is None:

@@ -35,8 +35,29 @@ from normwise.facts import Facts
 from normwise.facts.sites import Site
 from normwise.facts.vocabulary import CONV
 from normwise.graph import ValueKind
+from normwise.rendering import both
 from normwise.spec import Scope
 from normwise.targets import Target
+
+ZH = """把时间步当作通道的批归一化或组归一化。
+
+## 发现什么
+通道轴其实是时间轴的批归一化或组归一化：对 `[B, T, H]` 用 `BatchNorm1d(T)`。轴名通过改变批次大小和长度再运行得到；为
+固定长度建的批归一化会使这样的运行中断，但中断之前的轴仍能命名。输入为词元编号时是证明。输入为浮点数时，第 1 轴只是
+被当作时间：若有线性层读取最后一轴且模型从不交换这两轴，则为警告，否则不判断，因为 `[N, C, L]` 数据看起来一样。
+
+## 为什么重要
+`BatchNorm1d` 读取 `[B, C, T]`。给它 `[B, T, H]`，它就为每个*位置*保留一组均值、方差、增益和偏置，统计跨越批次和全部
+特征：不同尺度的特征混在一起，模型只能在一种长度下运行，第 7 个位置按训练中第 7 个位置的内容缩放。
+
+## 如何修复
+在归一化前后转置，用 `BatchNorm1d(H)`：`norm(x.transpose(1, 2)).transpose(1, 2)`；或改用只看最后一轴的
+`LayerNorm(H)`，无需转置。增益和运行统计量不能沿用。
+
+## 来源
+问题 3、4、14、24。https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html （输入 `(N, C, L)`）；
+Shen 等 2020，PowerNorm，https://arxiv.org/abs/2003.07845 （序列模型中的批统计量）。
+"""
 
 CODE = "AXS006"
 SEVERITY = Severity.ERROR
@@ -62,7 +83,13 @@ def check(facts: Facts) -> Iterator[Finding]:
         return
     unnamed = wrong or [s for s in suspects if _channels_are(facts, s) == "unknown"]
     if unnamed:
-        raise NotKnown(f"whether axis 1 of {unnamed[0].row.path}'s input is channels or time cannot be told from runs")
+        path = unnamed[0].row.path
+        raise NotKnown(
+            both(
+                f"whether axis 1 of {path}'s input is channels or time cannot be told from runs",
+                f"无法从运行判断 {path} 输入的第 1 轴是通道还是时间",
+            )
+        )
 
 
 def _has_channels(site: Site) -> bool:
@@ -96,7 +123,10 @@ def _finding(facts: Facts, sites: list[Site], *, certain: bool) -> Finding:
         paths=paths,
         severity=SEVERITY if certain else Severity.WARNING,
         basis=Basis.PROOF if certain else Basis.MEASURED,
-        message=f"{counted(len(paths), 'norm')} with time for channels: one mean and one gain for each position",
+        message=both(
+            f"{counted(len(paths), 'norm')} with time for channels: one mean and one gain for each position",
+            f"{len(paths)} 个归一化把时间当作通道：每个位置一个均值和一个增益",
+        ),
         evidence={
             "norms": len(paths),
             "shape": list(first.row.shape),
@@ -104,7 +134,10 @@ def _finding(facts: Facts, sites: list[Site], *, certain: bool) -> Finding:
             "channels": first.row.shape[CHANNELS],
             "scope": str(first.row.spec.scope) if first.row.spec else None,
         },
-        fix=f"Give it {width} channels and transpose: norm(x.transpose(1, 2)).transpose(1, 2); or LayerNorm({width}).",
+        fix=both(
+            f"Give it {width} channels and transpose: norm(x.transpose(1, 2)).transpose(1, 2); or LayerNorm({width}).",
+            f"设 {width} 个通道并转置：norm(x.transpose(1, 2)).transpose(1, 2)；或用 LayerNorm({width})。",
+        ),
     )
 
 

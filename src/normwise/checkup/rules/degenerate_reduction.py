@@ -29,8 +29,28 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.facts import Facts
 from normwise.facts.sites import Site
+from normwise.rendering import both
 from normwise.spec import Scope
 from normwise.targets import InputsFrom, Target
+
+ZH = """只对一个元素做归一化，等于忘掉输入。
+
+## 发现什么
+统计量只取自一个元素的归一化：`LayerNorm(1)`、在一个像素的图上每组一个通道的 `GroupNorm`、在一个像素的图上的实例归一
+化、对一个数取均方根。元素个数来自实际运行，是精确的。
+
+## 为什么重要
+一个元素的均值就是它自己，`x - mean` 为 0，无论输入是什么，输出都是偏置：该特征及其梯度消失了。不减均值时只剩下符号。
+没有任何报错，模型只是永远学不到它。
+
+## 如何修复
+在有多个元素的轴上归一化：先与其他特征拼接再归一化，用数据的统计量标准化（`BatchNorm1d` 或常数），减少组数，或去掉该
+归一化。
+
+## 来源
+问题 3、20、24。https://github.com/pytorch/pytorch/issues/108956 （对单列做 LayerNorm 得到零）；
+https://github.com/pytorch/pytorch/pull/12968 （实例归一化在训练中因同样原因报错）。
+"""
 
 CODE = "AXS007"
 SEVERITY = Severity.ERROR
@@ -59,21 +79,27 @@ def _by_size(facts: Facts, site: Site) -> bool:
 
 def _finding(centred: bool, by_size: bool, sites: list[Site], inputs_from: str) -> Finding:
     paths = tuple(s.row.path for s in sites)
-    left = "is its shift" if centred else "is the sign of its input"
-    where = " at this input size" if by_size else ""
+    left, left_zh = ("is its shift", "就是偏置") if centred else ("is the sign of its input", "只是输入的符号")
+    where, where_zh = (" at this input size", "在此输入尺寸下") if by_size else ("", "")
     return Finding(
         path=paths[0],
         paths=paths,
         severity=Severity.INFO if by_size else SEVERITY,
         basis=Basis.MEASURED if by_size else Basis.PROOF,
-        message=f"{counted(len(paths), 'norm')} over a single element{where}: the output {left}, whatever comes in",
+        message=both(
+            f"{counted(len(paths), 'norm')} over a single element{where}: the output {left}, whatever comes in",
+            f"{where_zh}{len(paths)} 个归一化只覆盖一个元素：无论输入是什么，输出{left_zh}",
+        ),
         evidence={
             "norms": len(paths),
             "elements": 1,
             "shapes": sorted({str(list(s.row.shape)) for s in sites}),
             "inputs": inputs_from,
         },
-        fix="Normalize over an axis with several elements (concatenate first, fewer groups), or drop this norm.",
+        fix=both(
+            "Normalize over an axis with several elements (concatenate first, fewer groups), or drop this norm.",
+            "在有多个元素的轴上归一化（先拼接，或减少组数），或去掉该归一化。",
+        ),
     )
 
 

@@ -1,0 +1,133 @@
+"""Which elements share one statistic of a norm, found by perturbing one of them, beside what its module declares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from normwise.facts.calls import random_input
+from normwise.facts.flow import through_casts
+from normwise.facts.norms import NormCall
+
+if TYPE_CHECKING:
+    from normwise.facts.facts import Facts
+
+__all__ = ["Contradiction", "Reach", "contradictions", "measure"]
+
+_GROUPS = ("num_groups", "groups", "n_groups", "ngroups")
+_AXES = ("axis", "axes", "dim", "dims")
+_SHAPE = "normalized_shape"
+# float64, one element moved by ten standard deviations: what shares its statistic moves by far more than this
+_MOVED = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How many elements of each axis of a norm's input move with one of them."""
+
+    shape: tuple[int, ...]
+    moved: tuple[int, ...]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes, counted from the end, along which a statistic spans several elements."""
+        return tuple(a - len(self.shape) for a, n in enumerate(self.moved) if n > 1)
+
+    @property
+    def groups(self) -> int:
+        """Into how many parts the statistics split the axis that they split least, of those that they span."""
+        parts = [size // n for size, n in zip(self.shape, self.moved, strict=True) if n > 1]
+        return min(parts, default=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """An attribute of a norm's module, and what the norm does instead."""
+
+    attribute: str
+    declared: object
+    measured: object
+
+
+def measure(facts: Facts, call: NormCall) -> Reach:
+    """Return the reach of a norm's statistics, from two replays of it alone.
+
+    Raises:
+        NotKnown: the norm cannot be replayed by itself.
+    """
+    shape = facts.graph.values[call.input].shape
+    x = random_input(shape, None)
+    other = x.clone()
+    other[(0,) * len(shape)] += 10.0
+    apart = (facts.rows.double(call.core, {call.input: other}) - facts.rows.double(call.core, {call.input: x})).abs()
+    moved = apart > _MOVED
+    if apart.shape != torch.Size(shape):
+        return Reach(shape=tuple(apart.shape), moved=_counts(moved))
+    return Reach(shape=shape, moved=_counts(moved))
+
+
+def _counts(moved: torch.Tensor) -> tuple[int, ...]:
+    return tuple(
+        int(moved.movedim(a, 0).flatten(1).any(1).sum()) if moved.ndim > 1 else int(moved.sum())
+        for a in range(moved.ndim)
+    )
+
+
+def contradictions(facts: Facts, call: NormCall, reach: Reach) -> list[Contradiction]:
+    """Return the attributes of a norm's module that its statistics do not follow."""
+    record = facts.graph.calls[call.call]
+    module = dict(facts.target.model.named_modules(remove_duplicate=False)).get(record.path)
+    if module is None or not any(reach.moved) or not _is_norm_alone(module):
+        return []
+    found = []
+    for name in _GROUPS:
+        declared = _number(module, name)
+        if declared is not None and declared > 1 and not _splits(reach, declared):
+            found.append(Contradiction(attribute=name, declared=declared, measured=reach.groups))
+    if through_casts(facts.flow, call.input) not in record.inputs:
+        return found  # its axes are numbered in a layout that the declaration does not speak of
+    for name in _AXES:
+        axes = _negative(module, name)
+        if axes and _wide(reach, axes) != set(reach.axes):
+            found.append(Contradiction(attribute=name, declared=list(axes), measured=list(reach.axes)))
+    sizes = _sizes(module)
+    if sizes and reach.shape[-len(sizes) :] == sizes:
+        trailing = tuple(range(-len(sizes), 0))
+        if _wide(reach, trailing) != set(reach.axes) or any(reach.moved[a] != reach.shape[a] for a in trailing):
+            found.append(Contradiction(attribute=_SHAPE, declared=list(sizes), measured=list(reach.axes)))
+    return found
+
+
+def _is_norm_alone(module: nn.Module) -> bool:
+    """Whether nothing but gains and shifts is in a module: the groups of a convolution are no norm's."""
+    return all(p.ndim <= 1 or p.numel() == max(p.shape) for p in module.parameters())
+
+
+def _splits(reach: Reach, groups: int) -> bool:
+    """Whether some axis is split into so many groups."""
+    return any(n * groups == size for size, n in zip(reach.shape, reach.moved, strict=True))
+
+
+def _wide(reach: Reach, axes: tuple[int, ...]) -> set[int]:
+    return {a for a in axes if -a <= len(reach.shape) and reach.shape[a] > 1}
+
+
+def _number(module: nn.Module, name: str) -> int | None:
+    value = getattr(module, name, None)
+    return value if type(value) is int else None
+
+
+def _negative(module: nn.Module, name: str) -> tuple[int, ...]:
+    """Return declared axes counted from the end; a positive number may be a width as well."""
+    value = getattr(module, name, None)
+    axes = (value,) if type(value) is int else tuple(value) if isinstance(value, (tuple, list)) else ()
+    return axes if axes and all(type(a) is int and a < 0 for a in axes) else ()
+
+
+def _sizes(module: nn.Module) -> tuple[int, ...]:
+    value = getattr(module, _SHAPE, None)
+    value = (value,) if type(value) is int else value
+    return tuple(value) if isinstance(value, (tuple, list)) and all(type(n) is int for n in value) else ()
