@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ _BEGINS = 0.5
 # lies nearer to 1 than to 100 divides by the gradient's size; RAdam's first steps do not, which is its purpose.
 _LARGER = 100.0
 _ADAPTS = 10.0
+_LEFT_OUT = ("params", "weight_decay", "fused", "capturable", "foreach")  # what moves no first step, or needs a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ def read(optimizer: torch.optim.Optimizer, scheduler: Any) -> Schedule:
             for _ in range(_STEPS):
                 try:
                     twin.step()
-                except ValueError:  # a schedule of fixed length (OneCycleLR) is over
+                except (ValueError, TypeError):  # OneCycleLR is over; ReduceLROnPlateau waits for a metric
                     break
                 rates.append(_rate(followed))
     except Exception as error:  # the scheduler is the user's
@@ -93,8 +95,9 @@ def adaptive(optimizer: torch.optim.Optimizer) -> bool:
     """
     weights = [nn.Parameter(torch.zeros(4, 4, device="cpu")) for _ in range(2)]
     pattern = torch.linspace(-1, 1, 16, device="cpu").reshape(4, 4)
-    settings = {k: v for k, v in optimizer.defaults.items() if k not in ("weight_decay", "fused", "capturable")}
     try:
+        takes = inspect.signature(type(optimizer)).parameters
+        settings = {k: v for k, v in optimizer.defaults.items() if k in takes and k not in _LEFT_OUT}
         twin = type(optimizer)(weights, **settings)  # type: ignore[arg-type]
         for weight, size in zip(weights, (1.0, _LARGER), strict=True):
             weight.grad = pattern * size
