@@ -37,7 +37,7 @@ DOCS = ROOT / "docs"
 README, README_ZH = "README.md", "README.zh-CN.md"
 TWINS = [
     (README, README_ZH),
-    *((f"docs/{n}.md", f"docs/{n}.zh-CN.md") for n in ("how-it-works", "glossary", "which-norm")),
+    *((f"docs/{n}.md", f"docs/{n}.zh-CN.md") for n in ("find-the-cause", "how-it-works", "glossary", "which-norm")),
 ]
 PAGES = [README, README_ZH, *sorted(str(path.relative_to(ROOT)) for path in DOCS.rglob("*.md"))]
 RULES = sorted(rules.all_rules().items(), key=lambda item: item[1].CODE)
@@ -47,6 +47,7 @@ CODES_BY_FAMILY = [code for family in FAMILIES for code in CODES if code.startsw
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _RUNNABLE = re.compile(r"<!-- runnable(?:: (\S+))? -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_REPORT = re.compile(r"(<!-- report: .+? -->\n)```text\n(.*?)```\n", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -227,6 +228,48 @@ def test_every_rule_has_a_page_in_both_languages(code: str, suffix: str) -> None
     assert title.startswith(f"# {code} ")
 
 
+# -- the guide that shows real reports ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def make_reports() -> ModuleType:
+    return script("make_reports")
+
+
+def same(shown: str, real: str) -> bool:
+    """Whether two texts say the same, figures loosely: rounding differs from machine to machine."""
+    pair = words_and_figures(shown), words_and_figures(real)
+    return len(pair[0]) == len(pair[1]) and all(map(alike, *pair))
+
+
+def words_and_figures(text: str) -> list[str]:
+    without_curves = re.sub("[▁▂▃▄▅▆▇█!]+", " ", text)
+    return re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?|[^\W\d]+", without_curves)
+
+
+def alike(shown: str, real: str) -> bool:
+    if not shown[0].isdigit() or not real[0].isdigit():
+        return shown == real
+    return float(shown) == pytest.approx(float(real), rel=0.1, abs=1e-4)
+
+
+def test_a_report_that_says_something_else_is_not_the_same() -> None:
+    assert same("5 norms: 0.4132 → 0\n  ▁▂▃▄▅ 1.0", "5 norms: 0.4129 → 0  ▁▂▄▄▅ 1.0")
+    assert not same("5 norms: 0.4132", "5 norms: 0.31")
+    assert not same("5 norms: 0.4132", "5 layers: 0.4132")
+    assert not same("5 norms", "5 norms: 1")
+
+
+@pytest.mark.usefixtures("settings_of_torch")
+@pytest.mark.parametrize("name", ["find-the-cause.md", "find-the-cause.zh-CN.md"])
+def test_the_guide_shows_what_the_check_says(name: str, make_reports: ModuleType) -> None:
+    blocks = list(make_reports.blocks(name))
+    assert len(blocks) == 6
+    for target, wanted, shown in blocks:
+        real = make_reports.sections(target, wanted, make_reports.GUIDES[name])
+        assert same(shown, real), f"{target}: run python docs/make_reports.py\n{real}"
+
+
 # -- the two languages ------------------------------------------------------------------------------
 
 
@@ -251,7 +294,12 @@ class TestTwins:
         assert outline(page(chinese)) == outline(page(english))
 
     def test_have_the_same_code(self, english: str, chinese: str) -> None:
-        assert _FENCE.findall(page(chinese)) == _FENCE.findall(page(english))
+        # a report is shown in the language of its page: what must agree is how it was made
+        texts = [_REPORT.sub(r"\1", page(name)) for name in (chinese, english)]
+        assert _FENCE.findall(texts[0]) == _FENCE.findall(texts[1])
+        assert [found[0] for found in _REPORT.findall(page(chinese))] == [
+            found[0] for found in _REPORT.findall(page(english))
+        ]
 
     def test_link_to_the_same_places(self, english: str, chinese: str) -> None:
         targets = [
@@ -351,14 +399,19 @@ def test_the_commands_of_the_readme_run_on_its_model(
 # -- the picture -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def make_images() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_images", DOCS / "make_images.py")
+def script(name: str) -> ModuleType:
+    """Return a program of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def make_images() -> ModuleType:
+    return script("make_images")
 
 
 PICTURE = DOCS / "images" / "check-demo.svg"

@@ -58,6 +58,18 @@ def test_norms_of_one_name_are_told_apart_by_their_figures(run) -> None:
     assert figures["stats_dtype"] == ["0.00", "1.00"]
 
 
+def test_every_model_that_goes_wrong_gets_the_cause_it_was_given(run) -> None:
+    first = dict(line.split(": ")[:2] for line in run("find_the_cause.py").splitlines())
+    assert {name: said.split()[0] for name, said in first.items()} == {
+        "silent_zeros": "NUM001",
+        "nan_gradient": "NUM004",
+        "overflowing_stream": "NUM009",
+        "deep_post_norm": "PLC005",
+        "post_norm_checkpoint": "CKP001",
+        "growing_stream": "PLC001",
+    }
+
+
 def test_two_processes_normalize_as_one(run) -> None:
     apart = {line.partition(":")[0]: float(line.split()[-2]) for line in run("sync_batch_norm.py").splitlines()}
     assert set(apart) == {"outputs", "input gradients", "running variance"}

@@ -283,8 +283,15 @@ def places(finding: Finding, say: Words, most: int = MOST_PLACES) -> tuple[str, 
 
 
 def evidence(mapping: Mapping[str, Any], say: Words) -> list[tuple[str, str]]:
-    """Return evidence as pairs of a name and a value, both in words."""
-    return [(say.name(clean(key)), shorten(_value(value, say), _LONGEST_VALUE)) for key, value in mapping.items()]
+    """Return evidence as pairs of a name and a value, both in words; a metric is the name of its value."""
+    left = dict(mapping)
+    pairs = []
+    if isinstance(left.get("metric"), str) and "value" in left:
+        named, value, floor = left.pop("metric"), _value(left.pop("value"), say), left.pop("floor", None)
+        aside = "" if floor is None else f" ({say('floor')} {_value(floor, say)})"
+        pairs.append((say.name(_value(named, say)), value + aside))
+    pairs += [(say.name(clean(key)), _value(value, say)) for key, value in left.items()]
+    return [(name, shorten(value, _LONGEST_VALUE)) for name, value in pairs]
 
 
 def effect(finding: Finding, say: Words) -> str:

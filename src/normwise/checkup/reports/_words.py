@@ -28,6 +28,7 @@ ZH = {
     "of them for a repair": "其中 {n} 次为修复验证",
     "rule": "{n} 条规则",
     "effort": "力度",
+    "floor": "噪声底",
     "no findings": "没有发现问题",
     "model unchanged": "模型未被改动",
     "MODEL CHANGED": "模型被改动了",
