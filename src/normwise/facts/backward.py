@@ -83,13 +83,19 @@ def probe(facts: Facts) -> Backward:
     if facts.traced.graph.fake:
         raise NotKnown(both("the model holds no numbers", "模型没有数值"))
     probed, unknown = [], []
+    whole_model_is_plain = (
+        False  # nothing in it has a backward of its own: one pass says so for all norms that it holds
+    )
     for holder, sites in _kinds(facts):
+        if holder.id == 0 and whole_model_is_plain:
+            continue
         try:
             found = _Probe(facts, holder, sites).run()
         except NotKnown as why:
             unknown.append(why.why)
         else:
             probed.extend([found] if found is not None else [])
+            whole_model_is_plain |= holder.id == 0 and found is None
     return Backward(probed=tuple(probed), unknown=tuple(dict.fromkeys(unknown)))
 
 

@@ -58,7 +58,7 @@ SEVERITY = Severity.WARNING
 # Rounding every partial sum of a float32 accumulator costs 0.4 %; what is lost to a half-precision one is most of it
 LOST = 0.1
 ROWS = 16384  # a batch of 8 sequences of 2048
-ELEMENTS = 2**21  # of the input made for it; fewer rows where they are long
+ELEMENTS = 2**19  # of the input made for it; fewer rows where they are long
 FEWEST = 1024
 
 

@@ -47,7 +47,7 @@ float32 中乘再舍入。报告测量改用该系列的顺序后输出的变化
 两者相差半精度的最后一位。都没有错，但与参考实现顺序不同的移植无法逐位比较，贪心解码也可能选到另一个词。
 
 ## 如何修复
-Llama：`weight * y.to(x.dtype)`。Gemma：`((1 + weight.float()) * y).to(x.dtype)`。
+按系列的顺序书写。Llama：`weight * y.to(x.dtype)`；Gemma：`((1 + weight.float()) * y).to(x.dtype)`。
 
 ## 来源
 问题 35、58。https://github.com/huggingface/transformers/issues/33133（两种顺序）；
