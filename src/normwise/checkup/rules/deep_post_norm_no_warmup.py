@@ -32,6 +32,7 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NotKnown
 from normwise.facts import Facts, schedule
+from normwise.facts.freshness import untrained
 from normwise.facts.profile import token_cosine
 from normwise.facts.records import ProfileRow, StackKind
 from normwise.facts.repairs import effect
@@ -88,7 +89,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         raise NotKnown(both("needs the optimizer: pass optimizer=...", "需要优化器：传入 optimizer=..."))
     if facts.target.weights is not Weights.GIVEN:
         raise NotKnown(both("needs the weights that training starts from", "需要训练开始时的权重"))
-    if facts.gains.trained is not False or not schedule.adaptive(optimizer):
+    if not untrained(facts) or not schedule.adaptive(optimizer):
         return
     rates = schedule.read(optimizer, facts.target.scheduler)
     update = _first_update(optimizer, rates.rates[0])
