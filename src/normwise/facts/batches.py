@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from normwise.errors import NotKnown
 from normwise.facts.trials import said
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Batches", "read"]
 
 KEPT = 2  # batches that evaluation and statistics are measured on
+_MIXED = 64  # samples of a batch drawn from all over the data
+_STRETCHES = 8  # of a list of batches
 _READ = 64  # batches read at most of a loader whose sizes follow from nothing
 
 
@@ -36,6 +38,7 @@ class Batches:
     sizes: tuple[int, ...]  # of the batches that were read
     last: int | None
     first: tuple[tuple[Any, ...], ...]
+    mixed: tuple[Any, ...] | None  # one batch drawn from all over the data; None where the loader gives no such
     arithmetic: bool  # ``last`` follows from the lengths; it was not read
 
     @property
@@ -86,8 +89,32 @@ def _read(loader: Any, wanted: int) -> Batches:
         sizes=tuple(sizes),
         last=sizes[-1] if ended else last,
         first=tuple(first),
+        mixed=_mixed(loader, first[0], wanted),
         arithmetic=last is not None and not ended,
     )
+
+
+def _mixed(loader: Any, first: tuple[Any, ...], wanted: int) -> tuple[Any, ...] | None:
+    """Return a batch that is no stretch of a data set sorted by class, whose statistics are those of one class."""
+    if isinstance(loader, DataLoader):
+        if isinstance(loader.dataset, IterableDataset) or not isinstance(loader.dataset, Sized):
+            return None
+        if not isinstance(loader.sampler, SequentialSampler):
+            return first if isinstance(loader.sampler, RandomSampler) else None
+        total = len(loader.dataset)
+        chosen = sorted({i * total // _MIXED for i in range(_MIXED)})
+        batch = loader.collate_fn([loader.dataset[i] for i in chosen])
+        return tuple(batch[:wanted]) if isinstance(batch, Sequence) else (_alone(batch),)
+    if isinstance(loader, Sequence) and len(loader) > 1:
+        chosen = [loader[i] for i in sorted({i * len(loader) // _STRETCHES for i in range(_STRETCHES)})]
+        parts = [tuple(b[:wanted]) if isinstance(b, Sequence) else (_alone(b),) for b in chosen]
+        share = math.ceil(_MIXED / len(parts))
+        return tuple(_joined([p[i] for p in parts], share) for i in range(len(parts[0])))
+    return None
+
+
+def _joined(parts: list[Any], share: int) -> Any:
+    return torch.cat([p[:share] for p in parts])
 
 
 def _last_by_arithmetic(loader: Any) -> int | None:

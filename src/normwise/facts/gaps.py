@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from normwise.facts.live_norms import Scope
+from normwise.facts.liveness import Scope
 from normwise.facts.runs import statistics_live
 from normwise.facts.trials import Trial
 from normwise.graph.capture import tensors_in
@@ -47,7 +47,7 @@ class Measurement:
     live: Trial
     still: Trial
     samples: int
-    from_loader: bool
+    from_loader: bool  # on samples from all over the loader
     args: tuple[Any, ...] | None  # of the calls; None: the example inputs
 
 
@@ -63,14 +63,14 @@ def measure(facts: Facts, *, model: nn.Module | None = None, given: bool = False
         NotKnown: the model does not run, or the loader is of no use.
     """
     from_loader = facts.target.loader is not None and not given
-    args = facts.batches.first[0] if from_loader else None
+    args = (facts.batches.mixed or facts.batches.first[0]) if from_loader else None
     inputs = args if from_loader else (*facts.target.args, *facts.target.kwargs.values())
     first = next((t for t in tensors_in(inputs) if t.dim()), None)
     return Measurement(
         live=facts.trials.forward(args, model=model, prepare=_live),
         still=facts.trials.forward(args, model=model, prepare=still),
         samples=0 if first is None else first.shape[0],
-        from_loader=from_loader,
+        from_loader=from_loader and facts.batches.mixed is not None,
         args=args,
     )
 
@@ -85,9 +85,15 @@ def _live(model: nn.Module) -> None:
     statistics_live(model)
 
 
-def gaps(facts: Facts, trial: Trial) -> list[Gap]:
-    """Return the norms over the whole batch whose running statistics are not those of the batch, in order."""
-    found = (_gap(e) for e in trial.norms if _of_batch(facts, e.path) and e.batch is not None)
+def gaps(facts: Facts, trial: Trial, *, everywhere: bool = False) -> list[Gap]:
+    """Return the norms whose running statistics are not those of the batch, in order.
+
+    Args:
+        facts: of the target; norms of single samples are left out.
+        trial: with the statistics of the batch.
+        everywhere: whatever the norms are: the trial is one of another model.
+    """
+    found = (_gap(e) for e in trial.norms if (everywhere or _of_batch(facts, e.path)) and e.batch is not None)
     return [g for g in found if g is not None]
 
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,7 +15,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normwise.graph.guard import as_found
 
-__all__ = ["Liveness", "Scope", "modes_in_training", "read"]
+if TYPE_CHECKING:
+    from normwise.facts.facts import Facts
+
+__all__ = ["Liveness", "Scope", "in_training", "modes_in_training", "read"]
 
 _SEED = 20261129
 # layouts in which norms of C channels are called, tried in this order
@@ -59,6 +63,17 @@ def modes_in_training(model: nn.Module) -> Mapping[str, bool]:
         except Exception:  # the user's own train(): as found is the best guess left
             return {path: m.training for path, m in model.named_modules()}
         return {path: m.training for path, m in model.named_modules()}
+
+
+def in_training(facts: Facts, *scopes: Scope) -> tuple[str, ...]:
+    """Return the norms that use live statistics while the model is trained, of some scopes.
+
+    A model that was given in train mode is judged in the modes it was given in; one in eval mode in those that its
+    own ``train()`` would set.
+    """
+    model = facts.target.model
+    modes = {p: m.training for p, m in model.named_modules()} if model.training else facts.modes_in_training
+    return tuple(p for p, live in facts.live_norms.items() if modes.get(p) and live.scope in (scopes or tuple(Scope)))
 
 
 def _of_torch(module: nn.Module) -> Liveness | None:

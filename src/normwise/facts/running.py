@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["BatchStatistics", "RunningStatistics", "measured", "read"]
+from normwise.rendering import both
+
+__all__ = ["NO_NUMBERS", "BatchStatistics", "RunningStatistics", "left_of_the_start", "measured", "read", "unfinished"]
+
+
+NO_NUMBERS = both(
+    "the model holds no numbers: its running statistics are on the meta device",
+    "模型没有数值：其滑动统计量在 meta 设备上",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +64,23 @@ def measured(module: nn.Module, given: torch.Tensor) -> BatchStatistics | None:
         samples=values.mean(2),
         count=values.shape[0] * values.shape[2],
     )
+
+
+# the share of a running statistic that may still be its initial value
+_LEFT = 0.05
+
+
+def left_of_the_start(running: RunningStatistics) -> float | None:
+    """Return the share of the running statistics that is still their initial value; None where it is not known."""
+    if running.momentum is None or running.counted is None or not 0 < running.momentum <= 1:
+        return None
+    return (1 - running.momentum) ** running.counted
+
+
+def unfinished(running: RunningStatistics) -> bool:
+    """Whether a norm has counted some batches, but too few for its running statistics to have left the start."""
+    left = left_of_the_start(running)
+    return bool(running.counted) and left is not None and left > _LEFT
 
 
 def _channel_axis(given: torch.Tensor, channels: int) -> int | None:

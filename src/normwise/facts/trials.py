@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,16 @@ class Trial:
     def of(self, path: str) -> tuple[NormEvent, ...]:
         """Return the calls of one module, in order."""
         return tuple(e for e in self.norms if e.path == path)
+
+    def drift(self, paths: Iterable[str]) -> float:
+        """Return how far the run moved the running means of some norms, at most, in their standard deviations."""
+        largest = 0.0
+        for path in paths:
+            change, calls = self.changed.get(f"{path}.running_mean"), self.of(path)
+            if change is not None and calls and "running_var" in calls[0].before:
+                sd = calls[0].before["running_var"].double().clamp_min(0).sqrt() + 1e-12
+                largest = max(largest, float(((change.after.double() - change.before.double()).abs() / sd).max()))
+        return largest
 
 
 class Trials:

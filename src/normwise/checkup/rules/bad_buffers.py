@@ -2,7 +2,8 @@
 
 ## What it finds
 Running variances that are NaN, infinite or negative, running means that are NaN or infinite (errors), and running
-variances that are exactly 0 in a channel whose gain is not 0 (a warning). Read from the buffers, exact.
+variances that are exactly 0 in a channel whose gain is not 0 (a warning). Read from the buffers, exact; with inputs,
+the share of the output that is not finite is measured before and after repair.
 
 ## Why it matters
 In evaluation a batch norm divides by sqrt(running_var + eps). A negative variance makes its channel NaN, an infinite
@@ -22,7 +23,8 @@ https://github.com/pytorch/pytorch/issues/10008 (running variance NaN or infinit
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,11 +33,35 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
-from normwise.facts.running import RunningStatistics
+from normwise.facts.gaps import measure, recalibrated
+from normwise.facts.repairs import effect
+from normwise.facts.running import NO_NUMBERS, RunningStatistics
+from normwise.graph.capture import tensors_in
+from normwise.rendering import both
 from normwise.targets import Target
 
 CODE = "BNS011"
 SEVERITY = Severity.ERROR
+EXPLAINS = ("BNS004", "NUM009")
+
+ZH = """任何数据都产生不出的滑动统计量。
+
+## 发现什么
+为 NaN、无穷或负数的滑动方差，为 NaN 或无穷的滑动均值（错误）；以及增益不为 0 的通道上恰为 0 的滑动方差（警告）。
+从缓冲区读出，精确；给出输入时，在同一批上测量修复前后输出中非有限值所占的比例。
+
+## 为什么重要
+评估时批归一化除以 sqrt(running_var + eps)。负的方差使该通道成为 NaN，无穷的使其成为常数，零则把到来的一切乘以
+1/sqrt(eps)，约 316。训练用批次自己的统计量，看起来正常，所以错误只在 `eval()` 之后显现。
+
+## 如何修复
+找出缓冲区是如何填入的（把均值复制成了方差、对检查点取平均、只有一个数值的批次、溢出的一步），然后重新估计：
+重置滑动统计量，并在训练模式下运行一些训练批次。
+
+## 来源
+问题 10、11 和 61。https://github.com/pytorch/pytorch/issues/106605（负的滑动方差）；
+https://github.com/pytorch/pytorch/issues/10008（滑动方差为 NaN 或无穷）。
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +82,23 @@ def check(facts: Facts) -> Iterator[Finding]:
     """Report every norm whose running statistics are impossible."""
     counted_by_path = {r.path: _counts(r) for r in facts.running if not r.var.is_meta}
     if facts.running and not counted_by_path:
-        raise NotKnown("the model holds no numbers: its running statistics are on the meta device")
+        raise NotKnown(NO_NUMBERS)
     broken = {p: c for p, c in counted_by_path.items() if c.broken}
     zero = {p: c for p, c in counted_by_path.items() if c.zero and not c.broken}
     if broken:
-        channels = counted(sum(c.broken for c in broken.values()), "channel")
-        yield _finding(SEVERITY, broken, f"{channels} of running statistics negative or not finite")
+        channels = sum(c.broken for c in broken.values())
+        message = both(
+            f"{counted(channels, 'channel')} of running statistics negative or not finite",
+            f"{channels} 个通道的滑动统计量为负或非有限",
+        )
+        yield replace(_finding(SEVERITY, broken, message), counterfactual=_repaired(facts))
     if zero:
-        channels = counted(sum(c.zero for c in zero.values()), "channel")
-        yield _finding(Severity.WARNING, zero, f"{channels} with a running variance of exactly 0")
+        channels = sum(c.zero for c in zero.values())
+        message = both(
+            f"{counted(channels, 'channel')} with a running variance of exactly 0",
+            f"{channels} 个通道的滑动方差恰为 0",
+        )
+        yield _finding(Severity.WARNING, zero, message)
 
 
 def _counts(running: RunningStatistics) -> Counts:
@@ -78,6 +112,23 @@ def _counts(running: RunningStatistics) -> Counts:
         negative=int((finite & (running.var < 0)).sum()),
         zero=int((finite & zero).sum()),
     )
+
+
+def _repaired(facts: Facts) -> dict[str, Any] | None:
+    """Run the example with statistics of that batch in place of all running ones; None where outputs are finite."""
+    try:
+        data = measure(facts, given=True)
+        again = facts.trials.forward(prepare=recalibrated(data.live), repair=True)
+    except NotKnown:
+        return None
+    before, after = (1 - _finite(trial.output) for trial in (data.still, again))
+    change = both("running statistics of this batch", "用这一批的统计量作滑动统计量")
+    return effect(change, "share of the output that is not finite", before, after) if before else None
+
+
+def _finite(output: Any) -> float:
+    tensors = [t for t in tensors_in(output) if t.is_floating_point() and t.numel()]
+    return float(torch.cat([t.isfinite().flatten() for t in tensors]).double().mean()) if tensors else 1.0
 
 
 def _finding(severity: Severity, norms: dict[str, Counts], message: str) -> Finding:
@@ -94,7 +145,10 @@ def _finding(severity: Severity, norms: dict[str, Counts], message: str) -> Find
             "channels_negative": sum(c.negative for c in norms.values()),
             "channels_zero": sum(c.zero for c in norms.values()),
         },
-        fix="Estimate them again: norm.reset_running_stats(), then some training batches in train mode without a step.",
+        fix=both(
+            "Estimate them again: norm.reset_running_stats(), then some training batches in train mode without a step.",
+            "重新估计：先 norm.reset_running_stats()，再在训练模式下运行一些训练批次而不做优化步。",
+        ),
     )
 
 

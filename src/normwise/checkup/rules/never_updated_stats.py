@@ -3,7 +3,8 @@
 ## What it finds
 A batch norm that has counted no batch, with a running mean of exactly 0 and a running variance of exactly 1, although
 its shift has moved: the layer was trained or loaded, its statistics were not. Fresh models, where gain and
-shift are untouched as well, and norms without a counter (folded or frozen ones) are no fault.
+shift are untouched as well, and norms without a counter (folded or frozen ones) are no fault. Given `online`, an
+averaged copy is judged by BNS013.
 
 ## Why it matters
 In evaluation such a norm does not normalize: it takes any input for standard normal. The activations keep whatever
@@ -30,21 +31,51 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
-from normwise.facts.running import RunningStatistics
+from normwise.facts.running import NO_NUMBERS, RunningStatistics, read
+from normwise.rendering import both
 from normwise.targets import Target
 
 CODE = "BNS003"
 SEVERITY = Severity.ERROR
+EXPLAINS = ("BNS004",)
+
+ZH = """训练过的批归一化，其滑动统计量仍是最初的值。
+
+## 发现什么
+从未计数任何批次、滑动均值恰为 0 且滑动方差恰为 1，而偏移却已改变的批归一化：该层被训练或加载过，其统计量没有。
+增益和偏移都未动过的新模型，以及没有计数器的归一化（已折叠或冻结的）不算错误。给出 `online` 时，平均副本由 BNS013 判断。
+
+## 为什么重要
+评估时这样的归一化并不做归一化：它把任何输入都当作标准正态。激活保持原有的尺度，训练与 eval 模式不一致。
+常见来由：只保存、平均或交换了 `parameters()`（缓冲区不在其中），以 `strict=False` 加载，
+或训练时归一化一直处于 eval 模式。
+
+## 如何修复
+把缓冲区与权重一起加载（`state_dict()` 两者都有），或重新估计：在训练模式下运行一些训练批次而不做优化步
+（`torch.optim.swa_utils.update_bn(loader, model)`）。
+
+## 来源
+问题 10、11 和 39。https://docs.pytorch.org/docs/stable/optim.html（update_bn，以及平均模型为何需要它）；
+Ioffe 和 Szegedy 2015，https://arxiv.org/abs/1502.03167，3.1 节（用总体统计量推理）。
+"""
 
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report every batch norm that has counted no batch although its affine map was trained."""
     with_numbers = [r for r in facts.running if not r.var.is_meta]
     if facts.running and not with_numbers:
-        raise NotKnown("the model holds no numbers: its running statistics are on the meta device")
-    found = [r for r in with_numbers if _untouched(r) and _trained(r)]
+        raise NotKnown(NO_NUMBERS)
+    found = [r for r in with_numbers if _untouched(r) and _trained(r) and not _averaged(facts, r)]
     if found:
         yield _finding(found, len(with_numbers))
+
+
+def _averaged(facts: Facts, running: RunningStatistics) -> bool:
+    """Whether it is the copy of an online model's norm that did count: BNS013 says so."""
+    if facts.target.online is None:
+        return False
+    online = {r.path: r.counted for r in read(facts.target.online)}
+    return bool(online.get(running.path) or online.get(running.path.partition(".")[2]))
 
 
 def _untouched(running: RunningStatistics) -> bool:
@@ -67,7 +98,10 @@ def _finding(found: list[RunningStatistics], total: int) -> Finding:
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,
-        message=f"{counted(len(found), 'trained batch norm')} never counted a batch: mean 0, variance 1",
+        message=both(
+            f"{counted(len(found), 'trained batch norm')} never counted a batch: mean 0, variance 1",
+            f"{len(found)} 个训练过的批归一化从未计数：均值 0，方差 1",
+        ),
         evidence={
             "norms": len(found),
             "of": total,
@@ -76,7 +110,10 @@ def _finding(found: list[RunningStatistics], total: int) -> Finding:
             "running_var": 1.0,
             "largest_shift": max(shifts, default=None),
         },
-        fix="Load the buffers too, or run training batches through torch.optim.swa_utils.update_bn(loader, model).",
+        fix=both(
+            "Load the buffers too, or run training batches through torch.optim.swa_utils.update_bn(loader, model).",
+            "把缓冲区也加载进来，或用 torch.optim.swa_utils.update_bn(loader, model) 运行一些训练批次。",
+        ),
     )
 
 
