@@ -40,6 +40,7 @@ from normwise.facts.flow import Flow
 from normwise.facts.gains import Gains
 from normwise.facts.plain import plain
 from normwise.facts.ranges import Ranges
+from normwise.facts.ranks import Ranks
 from normwise.facts.records import Break, NormSite, Placement, ProfileRow
 from normwise.facts.rows import Rows
 from normwise.facts.runs import Runs
@@ -243,6 +244,11 @@ class Facts:
     def rows(self) -> Rows:
         """Replays of single norms on chosen rows."""
         return Rows(self.traced, self.target.model)
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """What the processes of a distributed run hold."""
+        return Ranks(self)
 
     @cached_property
     def gains(self) -> Gains:

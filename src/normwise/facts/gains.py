@@ -19,7 +19,7 @@ from torch import Tensor
 from normwise.errors import NotKnown
 from normwise.facts import conventions
 from normwise.facts.calls import NormCall
-from normwise.facts.checkpoints import Checkpoints, State
+from normwise.facts.checkpoints import State
 from normwise.facts.repairs import effect, respecified
 from normwise.facts.sites import Site
 from normwise.rendering import both
@@ -185,7 +185,7 @@ class Gains:
     def _stored(self) -> Mapping[str, tuple[Tensor, Tensor]]:
         """The live gain and the checkpoint's, by parameter name, where the checkpoint has it with its numbers."""
         try:
-            compared = Checkpoints.read(self.facts)
+            compared = self.facts.checkpoints
         except NotKnown:
             return {}
         known = (State.EQUAL, State.SHIFTED)

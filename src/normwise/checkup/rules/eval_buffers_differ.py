@@ -89,8 +89,10 @@ def _target(*, apart: float) -> Target:
     random = torch.Generator().manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     x = torch.randn(64, 4, generator=random)
-    for _ in range(100):
-        model(x)
+    with torch.no_grad():
+        seen = model[0](x)
+    buffers = {"running_mean": seen.mean(0), "running_var": seen.var(0), "num_batches_tracked": torch.tensor(1000)}
+    model[1].load_state_dict(buffers, strict=False)
     first = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     second = {key: tensor + apart if key == "1.running_mean" else tensor.clone() for key, tensor in first.items()}
     return Target(model=model, args=(x,), config={"rank_states": [first, second]})
