@@ -14,6 +14,7 @@ import torch
 import normwise as nw
 from normwise._parts import page_title
 from normwise.checkup import Finding, Report, Severity, rules
+from normwise.checkup.reports._evidence import EVIDENCE_ZH
 from normwise.rendering import Text, in_language
 from normwise.targets import Target
 
@@ -128,6 +129,14 @@ def test_what_a_finding_says_it_says_in_two_languages(rule: ModuleType) -> None:
     changes = [f.counterfactual["change"] for f in found if f.counterfactual and "change" in f.counterfactual]
     assert [said for f in found for said in (f.message, f.fix) if not bilingual(said)] == []
     assert [said for said in changes if not bilingual(said)] == []
+
+
+@each_rule
+def test_the_names_of_evidence_have_their_chinese(rule: ModuleType) -> None:
+    said = [{**f.evidence, **(f.counterfactual or {})} for f in own(report(name_of(rule), "bad"), rule)]
+    names = {key for each in said for key in each} - {"change", "before", "after"}
+    metrics = {str(each["metric"]) for each in said if "metric" in each}
+    assert (names | metrics) - set(EVIDENCE_ZH) == set(), "add it to normwise/checkup/reports/_evidence.py"
 
 
 @cache
