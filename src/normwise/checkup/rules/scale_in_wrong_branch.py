@@ -183,7 +183,7 @@ def _finding(facts: Facts, index: int, found: _Misplaced) -> Finding | None:
         run = rewired(facts, adds, found.rewire, [adds[-1].out])
         # behind a norm the stream is 1 either way: what the scale decides is how much of the input is left
         closed = stack.kind is StackKind.POST
-        metric = "cosine_of_first_and_last" if closed else "stream_rms_at_the_last_add"
+        metric = "cosine_of_first_and_last_stream" if closed else "stream_rms_at_the_last_add"
         before, after = (_measure(r.of(adds[0].skip.root), r.of(adds[-1].out), closed) for r in (base, run))
         repair = effect(change, metric, before, after)
     except NotKnown:
