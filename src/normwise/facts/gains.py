@@ -44,6 +44,8 @@ _SIGMAS = 6.0
 # fluctuation of order n^(-2/3) (Tracy-Widom): 15 % cover it from 64 on, 30 % below.
 _EDGE = 1.15
 _EDGE_SMALL = 1.3
+# gains near 1 in bfloat16, of which one side was rounded
+_ROUNDING = 2**-7
 # shares of the matrices that must look drawn for a fresh model, and at most for a trained one
 _FRESH = 0.9
 _TRAINED = 0.5
@@ -197,6 +199,25 @@ class Gains:
         if live is None or stored is None:
             return None
         return float(round(float(live.double().mean()) - float(stored.double().mean())))
+
+    @cached_property
+    def _gaps(self) -> Mapping[int, Tensor]:
+        """The reference's effective gain less the model's, by the op of the model's norm."""
+        try:
+            reference = self.facts.reference
+            theirs = {c.op.id: g.effective for g in reference.facts.gains.all for c in g.calls}
+            mine = {c.op.id: g.effective for g in self.all for c in g.calls}
+            pairs = [(p.mine.op.id, p.theirs.op.id) for p in reference.pairs]
+        except NotKnown:
+            return {}
+        held = [(a, mine[a], theirs[b]) for a, b in pairs if a in mine and b in theirs]
+        return {a: there - here for a, here, there in held if here.shape == there.shape}
+
+    def short_of_reference(self, gain: Gain) -> float | None:
+        """Return how much the reference adds to a gain in every channel (0, 1 or -1), or None: nothing of the kind."""
+        gap = self._gaps.get(gain.calls[0].op.id)
+        near = [] if gap is None else [n for n in (0.0, 1.0, -1.0) if bool(((gap - n).abs() <= _ROUNDING).all())]
+        return near[0] if near else None
 
     def stored_as_given(self, gains: Sequence[Gain]) -> int | None:
         """Return how many gains the checkpoint has with the same numbers; None without one."""

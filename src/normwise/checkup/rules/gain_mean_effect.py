@@ -39,6 +39,7 @@ from normwise.targets import Target
 
 CODE = "PAR010"
 SEVERITY = Severity.WARNING
+EXPLAINS = ("CKP006",)
 
 # Everything passes through these; elsewhere a gain of 0 is a branch that starts closed.
 ONLY_PATH = frozenset({Place.FINAL, Place.HEAD, Place.EMBEDDING, Place.STEM, Place.POST, Place.QK})

@@ -38,6 +38,7 @@ from normwise.targets import Target
 
 CODE = "PAR003"
 SEVERITY = Severity.ERROR
+EXPLAINS = ("CKP006",)
 
 # Of 8 draws around 0 all have one sign with probability 1/128; of 32, fewer than a fifth with 1e-4.
 FEWEST = 8
@@ -85,7 +86,9 @@ def check(facts: Facts) -> Iterator[Finding]:
     gains = [g for g in facts.gains.all if g.kind not in (Kind.SCALE, Kind.OTHER) and len(g.effective) >= FEWEST]
     if not gains or facts.gains.loaded or facts.gains.trained is not False:
         return
-    signed = [g for g in gains if _signed(g)]
+    # around 0 is where a family with a unit offset stores its gains: then the norm is what is wrong
+    signed = [g for g in gains if _signed(g) and not (g.offset == 0 and facts.gains.family_offset == 1)]
+    signed = [g for g in signed if facts.gains.short_of_reference(g) != 1]
     if signed:
         yield _finding(facts, signed, len(gains), _SIGNED)
     spread = [g for g in gains if g.kind in (Kind.LAYER, Kind.RMS) and _spread(g)]

@@ -29,7 +29,7 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
-from normwise.facts import Facts, stepping
+from normwise.facts import Facts, gain_steps
 from normwise.rendering import both
 from normwise.targets import Target
 
@@ -66,13 +66,13 @@ def check(facts: Facts) -> Iterator[Finding]:
     gains = [g for g in facts.gains.all if g.parameter.dtype in HALF and g.parameter.requires_grad]
     if not gains:
         return
-    steps = stepping.watched(facts, gains)
+    steps = gain_steps.watched(facts, gains)
     lost = [s for s in steps if s.rate > 0 and s.with_gradient and s.unmoved >= LOST * s.with_gradient]
     if lost:
         yield _finding(lost, len(gains))
 
 
-def _finding(lost: Sequence[stepping.Step], of: int) -> Finding:
+def _finding(lost: Sequence[gain_steps.Step], of: int) -> Finding:
     paths = tuple(dict.fromkeys(s.gain.site.row.path for s in lost))
     dtype = lost[0].gain.parameter.dtype
     name = str(dtype).removeprefix("torch.")

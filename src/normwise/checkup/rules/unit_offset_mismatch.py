@@ -2,8 +2,8 @@
 
 ## What it finds
 A plain norm (`x * weight`) that holds gains stored for a norm that computes `1 + weight`, and the reverse. What tells:
-the family that the config names, the gains of the checkpoint beside the live ones, and their distribution (around 0
-with both signs means stored for `1 + weight`). A loader that adds or subtracts the 1 is sound: live gains are judged.
+the family that the config names, the gains of the checkpoint or of the reference beside the live ones, and their
+distribution (around 0 with both signs means stored for `1 + weight`). A loader that adds or subtracts the 1 is sound: live gains are judged.
 
 ## Why it matters
 The checkpoint loads strictly, because the shapes are the same. A plain norm multiplies by numbers near 0 and passes on
@@ -37,6 +37,7 @@ from normwise.targets import Target
 
 CODE = "PAR002"
 SEVERITY = Severity.ERROR
+EXPLAINS = ("CKP006",)
 
 FEWEST = 8  # channels that make a distribution
 # Of gains around 0 nearly half are negative; trained plain gains of one sign have a few at most.
@@ -98,6 +99,9 @@ def centred(gain: Gain) -> bool:
 
 def _missing(facts: Facts, plain: list[Gain]) -> _Case | None:
     """Return plain norms whose gains need 1 added."""
+    short = [g for g in plain if facts.gains.short_of_reference(g) == 1]
+    if short:
+        return _case(short, Severity.ERROR, _REFERENCE)
     as_stored = [g for g in plain if facts.gains.shift(g) == 0]
     shifted = [g for g in plain if facts.gains.shift(g) == 1]
     around = [g for g in plain if centred(g) and g not in shifted]
@@ -118,6 +122,9 @@ def _missing(facts: Facts, plain: list[Gain]) -> _Case | None:
 
 def _twice(facts: Facts, offset: list[Gain]) -> _Case | None:
     """Return norms that compute 1 + weight with gains to which 1 belongs no more."""
+    beyond = [g for g in offset if facts.gains.short_of_reference(g) == -1]
+    if beyond:
+        return _case(beyond, Severity.ERROR, _REFERENCE)
     shifted = [g for g in offset if facts.gains.shift(g) == 1]
     if shifted and facts.gains.family_offset != 0:
         return _case(shifted, Severity.ERROR, _CHECKPOINT)
@@ -130,6 +137,7 @@ def _twice(facts: Facts, offset: list[Gain]) -> _Case | None:
 
 _FAMILY = both("family", "模型家族")
 _CHECKPOINT = both("checkpoint", "checkpoint")
+_REFERENCE = both("reference", "参考模型")
 _SIBLINGS = both("its siblings", "同类归一化")
 _TRAINED = both("trained weights", "已训练的权重")
 
