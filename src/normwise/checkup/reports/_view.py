@@ -279,7 +279,7 @@ def places(finding: Finding, say: Words, most: int = MOST_PLACES) -> tuple[str, 
     groups = collapse_paths(path or say("model") for path in paths)
     shown = ", ".join(clean(group.label) for group in groups[:most])
     left = len(groups) - most
-    return (f"{shown}, +{left} {say('more')}" if left > 0 else shown), len(paths)
+    return (f"{shown}, {say.more(left)}" if left > 0 else shown), len(paths)
 
 
 def evidence(mapping: Mapping[str, Any], say: Words) -> list[tuple[str, str]]:

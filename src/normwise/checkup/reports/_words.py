@@ -28,7 +28,7 @@ ZH = {
     "of them for a repair": "其中 {n} 次为修复验证",
     "rule": "{n} 条规则",
     "effort": "力度",
-    "floor": "噪声底",
+    "floor": "下限",
     "no findings": "没有发现问题",
     "model unchanged": "模型未被改动",
     "MODEL CHANGED": "模型被改动了",
@@ -94,7 +94,7 @@ ZH = {
     "residual stream, RMS": "残差流，均方根",
     "branch / stream": "分支 / 残差流",
     "gradient, RMS": "梯度，均方根",
-    "median token": "居中词元",
+    "median token": "中位 token",
     "share of eps under the root": "ε 在根号下的占比",
     "each with its own scale; a cross marks NaN, infinity or zero": "各有刻度；叉号表示 NaN、无穷或零",
     "residual": "残差流",
@@ -117,7 +117,7 @@ ZH = {
     "what they look for": "它们检查什么",
     "Numbers that the rules judge by": "规则所用的数值界限",
     "places": "处",
-    "more": "其余",
+    "more": "另有 {n} 项",
     "Passed": "通过",
     "Not checked": "未检查",
     "no rules were run: this is a map": "没有运行规则：这是一张图",
@@ -163,6 +163,10 @@ class Words:
             return ZH[noun].format(n=n)
         plural = noun if noun in _SAME_IN_PLURAL else _PLURALS.get(noun, f"{noun}s")
         return f"{n} {noun if n == 1 else plural}"
+
+    def more(self, n: int) -> str:
+        """Say that so many are left out."""
+        return ZH["more"].format(n=n) if self.lang == "zh" else f"+{n} more"
 
     def noun(self, noun: str) -> str:
         """Say a counted noun alone."""

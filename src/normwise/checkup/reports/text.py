@@ -191,7 +191,7 @@ def _paths(paths: Sequence[str], say: Words, full: bool) -> list[str]:
 def _some(lines: list[str], say: Words, full: bool) -> list[str]:
     if full or len(lines) <= _MOST_LINES:
         return lines
-    return [*lines[:_MOST_LINES], f"+{len(lines) - _MOST_LINES} {say('more')} (--full)"]
+    return [*lines[:_MOST_LINES], f"{say.more(len(lines) - _MOST_LINES)} (--full)"]
 
 
 def _profile(report: Report, say: Words, width: int) -> list[RenderableType]:
@@ -254,7 +254,7 @@ def _packed(facts: Sequence[Text], width: int, say: Words, most: int | None) -> 
     """Fill lines with facts, so that a line ends between two of them where it can; say how many are left out."""
     lines: list[Text] = []
     for index, fact in enumerate(facts):
-        left_out = Text(f" · +{len(facts) - index} {say('more')}", "dim")
+        left_out = Text(f" · {say.more(len(facts) - index)}", "dim")
         last = most is not None and len(lines) == most
         room = width - (left_out.cell_len if last and index + 1 < len(facts) else 0)
         if lines and lines[-1].cell_len + fact.cell_len + 3 <= room:
@@ -289,7 +289,7 @@ def _reasons(report: Report, say: Words, full: bool, width: int) -> list[Rendera
         room = max(width - 2 - aside.cell_len, _SHORTEST_WHY)
         lines.append(Text.assemble(safe(why if full else _fitted(why, room)), aside))
     left = [] if full else lines[_MOST_LINES:]
-    more = [Text(f"+{len(left)} {say('more')} (--full)", "dim")] if left else []
+    more = [Text(f"{say.more(len(left))} (--full)", "dim")] if left else []
     return [_indent(line) for line in [*lines[: len(lines) - len(left)], *more]]
 
 
