@@ -72,10 +72,25 @@ class Reference:
         """
         return apart(*map(outputs_of, self.runs))
 
+    @cached_property
+    def floor(self) -> float:
+        """The distance that other kernels and another dtype alone make.
+
+        Weights rounded to half precision are other weights: where one model holds such and the other does not, the
+        latter is run in that dtype, and three times what that changes is the floor.
+        """
+        dtypes = [_dtype_of(facts.target.model) for facts in (self.mine, self.facts)]
+        half = next((d for d in dtypes if d in _HALF), None)
+        if half is None or dtypes[0] == dtypes[1]:
+            return MATTERS
+        full = self.facts if dtypes[0] == half else self.mine
+        self.mine.spend()
+        return max(MATTERS, 3 * apart(outputs_of(full.runs.in_dtype(half)), outputs_of(full.runs.base)))
+
     @property
     def differs(self) -> bool:
         """Whether the outputs differ by more than another order of the same operations makes them."""
-        return self.distance > MATTERS
+        return self.distance > MATTERS and self.distance > self.floor
 
     # -- norms side by side ---------------------------------------------------------------
 
@@ -120,7 +135,7 @@ class Reference:
                 what it reads.
         """
         run = self.runs[0]
-        known = _Index(self._theirs(loosely))
+        known = _Index(self._theirs(loosely), self.floor)
         depends = run.recording.data
         comes_back: dict[int, bool] = {}
         for op in reversed(run.graph.ops):
@@ -138,7 +153,7 @@ class Reference:
         tensor = run.tensors[value]
         place = self._norm_outputs.get(value)
         if place is not None and not loosely:  # a fresh batch norm returns its input, which says nothing
-            return place.shape == tensor.shape and apart([tensor], [place]) <= MATTERS
+            return place.shape == tensor.shape and apart([tensor], [place]) <= self.floor
         return known.has(tensor) or (loosely and tensor.dim() > 1 and known.has(tensor - tensor.mean(-1, keepdim=True)))
 
     @cached_property
@@ -188,7 +203,8 @@ class Reference:
 class _Index:
     """Finds tensors by their numbers, whatever their shape."""
 
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor], floor: float) -> None:
+        self._floor = floor
         self._directions: dict[int, torch.Tensor] = {}
         self._known: dict[int, list[torch.Tensor]] = defaultdict(list)
         for tensor in tensors:
@@ -197,12 +213,12 @@ class _Index:
         self._stacked = {size: torch.stack(marks) for size, marks in self._known.items()}
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether some tensor holds the same numbers, up to ``MATTERS`` of their size."""
+        """Whether some tensor holds the same numbers, up to the floor."""
         mark, there = self._mark(tensor), self._stacked.get(tensor.numel())
         if mark is None or there is None:
             return False
         gaps = (there - mark).square().mean(1).sqrt()
-        return bool((gaps <= MATTERS * mark.square().mean().sqrt()).any())
+        return bool((gaps <= self._floor * mark.square().mean().sqrt()).any())
 
     def _mark(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return projections on fixed directions; None for what says nothing: constants, few or infinite numbers."""
@@ -232,6 +248,10 @@ def parameters_of(graph: Graph, op: Op) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _dtype_of(model: nn.Module) -> torch.dtype | None:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+
+
 def _examined(facts: Facts) -> Facts:
     """Trace the reference on the model's inputs."""
     reference = facts.target.reference
@@ -246,7 +266,7 @@ def _examined(facts: Facts) -> Facts:
         raise NotKnown(both("the model's weights are not real", "模型的权重不是真实的"))
     facts.runs.base  # noqa: B018 - nothing is compared without it
     facts.spend()
-    dtype = next((p.dtype for p in reference.parameters() if p.is_floating_point()), None)
+    dtype = _dtype_of(reference)
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor

@@ -153,7 +153,10 @@ def _other_eps(facts: Facts, sites: list[Site], stated: Stated) -> Finding:
             "stated_by": stated.key,
         },
         counterfactual=effect(
-            both(f"eps {stated.value:g}", f"eps {stated.value:g}"), "distance of the output from that", moved, 0.0
+            both(f"compute them with eps {stated.value:g}", f"用 eps {stated.value:g} 计算"),
+            "distance of the output from that",
+            moved,
+            0.0,
         )
         if moved > MATTERS
         else None,

@@ -38,7 +38,6 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.facts import Facts
 from normwise.facts.divergence import Divergence, explain
-from normwise.facts.outcomes import MATTERS
 from normwise.rendering import both
 from normwise.rendering.languages import Text
 from normwise.targets import Target
@@ -83,7 +82,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         severity=SEVERITY if found.of_norms else Severity.INFO,
         basis=Basis.MEASURED,
         message=_message(found, min(reference.distance, 1e9)),
-        evidence=_evidence(found, reference.distance),
+        evidence=_evidence(found, reference.distance, reference.floor),
         fix=_fix(found),
     )
 
@@ -123,7 +122,7 @@ def _said(item: Any) -> str:
     return f"{item:.3g}" if isinstance(item, float) else str(item)
 
 
-def _evidence(found: Divergence, distance: float) -> dict[str, Any]:
+def _evidence(found: Divergence, distance: float, floor: float) -> dict[str, Any]:
     lists = {
         "norms_missing": found.missing,
         "tied": found.tied,
@@ -134,7 +133,7 @@ def _evidence(found: Divergence, distance: float) -> dict[str, Any]:
     return {
         "metric": "distance of the outputs relative to the reference",
         "value": distance if distance < float("inf") else "infinite",
-        "floor": MATTERS,
+        "floor": floor,
         "op": found.op,
         "differing": {d.name: [d.mine, d.theirs] for d in found.differing},
         "placement": list(found.placement or ()),

@@ -1,0 +1,153 @@
+"""The loss of a model on the user's own data, part by part, as it is and with its modules prepared otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from normwise.errors import NotKnown
+from normwise.facts import batches
+from normwise.facts.trials import Trial
+from normwise.graph.capture import tensors_in
+from normwise.rendering import both
+from normwise.targets.target import Target
+
+if TYPE_CHECKING:
+    from normwise.facts.facts import Facts
+
+__all__ = ["Losses", "clearly_lower"]
+
+Prepare = Callable[[nn.Module], object]
+
+_PARTS = 4  # of a batch: the fewest from which a standard error means something, and together one pass
+MARGIN = 10.0
+"""Standard errors by which a loss must be lower (RULES CKP001): 3 would be chance in one of some hundred checks."""
+SHARE = 0.1  # and of the loss: less is what noise in training makes
+
+
+class Losses:
+    """Losses on parts of the user's data, by whatever the user gave that yields one."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Find out how a loss can be had; runs nothing.
+
+        Raises:
+            NotKnown: it cannot.
+        """
+        self.facts = facts
+        target = facts.target
+        self.scored = target.eval_fn is not None  # higher may be better
+        if self.scored:
+            self.parts: list[Target] = _parts(facts, batched=target.loader is not None)
+            return
+        self.parts = _labelled(facts) if target.loader is not None else _parts(facts, batched=False)
+
+    def of(self, prepare: Prepare | None = None, *, repair: bool = False) -> tuple[float, ...]:
+        """Return the loss of each part, in eval mode; counts as one pass.
+
+        Raises:
+            NotKnown: the user's code raised, or returns no loss.
+        """
+        self.facts.spend(repair=repair)
+
+        def prepared(model: nn.Module) -> None:
+            model.eval()
+            if prepare is not None:
+                prepare(model)
+
+        return tuple(self._loss(part, prepared) for part in self.parts)
+
+    def _loss(self, part: Target, prepare: Prepare) -> float:
+        trials = type(self.facts)(part, "full").trials
+        if self.scored:
+            return _number(trials.evaluation_with(prepare))
+        if self.facts.target.loader is None:
+            return _number(trials.forward(prepare=prepare))
+        inputs, labels = part.args[:-1], part.args[-1]
+        return _from_labels(trials.forward(inputs, prepare=prepare).output, labels)
+
+
+def clearly_lower(others: Sequence[float], losses: Sequence[float]) -> bool:
+    """Whether losses on the same parts are lower by far more than they vary from part to part."""
+    gaps = torch.tensor([a - b for a, b in zip(losses, others, strict=True)], dtype=torch.float64)
+    error = float(gaps.std()) / math.sqrt(len(gaps))
+    mean, size = float(gaps.mean()), abs(sum(losses) / len(losses))
+    return mean > MARGIN * error and mean > SHARE * size
+
+
+def _parts(facts: Facts, *, batched: bool) -> list[Target]:
+    """Return the target with parts of its rows as inputs."""
+    target = facts.target
+    args = facts.batches.first[0] if batched else target.args
+    tensors = [*tensors_in(args), *tensors_in(dict(target.kwargs))]
+    rows = {t.shape[0] for t in tensors if t.dim() > 0}
+    if len(rows) != 1 or min(rows) < _PARTS or (target.kwargs and any(t.dim() == 0 for t in tensors)):
+        raise NotKnown(_ROWS)
+    total = rows.pop()
+    bounds = [i * total // _PARTS for i in range(_PARTS + 1)]
+
+    def cut(item: Any, part: slice) -> Any:
+        return item[part] if isinstance(item, torch.Tensor) and item.dim() else item
+
+    return [
+        dataclasses.replace(
+            target,
+            args=tuple(cut(a, slice(*ends)) for a in args),
+            kwargs={k: cut(v, slice(*ends)) for k, v in target.kwargs.items()},
+            loader=None,
+        )
+        for ends in pairwise(bounds)
+    ]
+
+
+_ROWS = both(f"needs inputs with at least {_PARTS} rows to compare losses on", f"需要至少 {_PARTS} 行输入来比较损失")
+_NO_LOSS = both(
+    "needs a loss: pass eval_fn=..., a loader with labels, or a model that returns its loss",
+    "需要损失：传入 eval_fn=...、带标签的 loader，或返回损失的模型",
+)
+
+
+def _labelled(facts: Facts) -> list[Target]:
+    """Return the target with parts of the first batch and its labels as arguments."""
+    more = dataclasses.replace(facts.target, args=(*facts.target.args, None))
+    first = batches.read(type(facts)(more, "full")).first[0]
+    if len(first) <= len(facts.target.args) or not isinstance(first[-1], torch.Tensor):
+        raise NotKnown(_NO_LOSS)
+    wider = type(facts)(dataclasses.replace(facts.target, args=first, kwargs={}), "full")
+    return _parts(wider, batched=False)
+
+
+def _number(trial: Trial) -> float:
+    if trial.raised is not None:
+        raise NotKnown(both(f"the evaluation raised {trial.raised!r}"[:120], f"评估抛出异常 {trial.raised!r}"[:120]))
+    output = trial.output
+    loss = getattr(output, "loss", output.get("loss") if isinstance(output, dict) else None)
+    value = output if loss is None else loss
+    if isinstance(value, (list, tuple)) and value and all(isinstance(v, (int, float)) for v in value):
+        return sum(value) / len(value)
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and (value.dim() == 0 or value.numel() == 1):
+        return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    raise NotKnown(_NO_LOSS)
+
+
+def _from_labels(output: Any, labels: torch.Tensor) -> float:
+    """Return the cross entropy with class labels, or the squared error of numbers."""
+    scores = next((t for t in tensors_in(output) if t.is_floating_point()), None)
+    if scores is None:
+        raise NotKnown(_NO_LOSS)
+    scores = scores.detach().float()
+    if labels.is_floating_point() and labels.shape == scores.shape:
+        return float(F.mse_loss(scores, labels.float()))
+    classes = not labels.is_floating_point() and labels.dim() == scores.dim() - 1
+    if classes and labels.shape == scores.shape[:-1] and int(labels.max()) < scores.shape[-1]:
+        return float(F.cross_entropy(scores.flatten(0, -2), labels.long().flatten()))
+    raise NotKnown(_NO_LOSS)
