@@ -1,63 +1,82 @@
-"""The gradients of one call of the user's training step, by parameter."""
+"""What an optimizer's step does to gains: their bits before and after, their gradients and their rates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from normwise.errors import NotKnown
+from normwise.facts.gains import Gain
 from normwise.facts.trials import said
 from normwise.rendering import both
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
 
-__all__ = ["Gradients", "watched"]
-
-Gradients = Mapping[str, tuple[float, float]]
-"""The Euclidean norms of gradient and weight, by the parameter's name."""
+__all__ = ["Step", "watched"]
 
 
-def watched(facts: Facts) -> Gradients:
-    """Call ``train_step`` once and note every gradient that reaches a parameter; nothing of it is left.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One optimizer step on one gain."""
+
+    gain: Gain
+    rate: float
+    with_gradient: int  # channels
+    unmoved: int  # of those, the ones whose bits are the same afterwards
+
+
+def watched(facts: Facts, gains: Sequence[Gain]) -> tuple[Step, ...]:
+    """Run the user's training step once and watch its optimizer steps.
 
     Raises:
-        NotKnown: there is no ``train_step``, it raises, or it brings no gradient.
+        NotKnown: there is no ``train_step``, it raised, or it takes no optimizer step.
     """
-    seen: dict[str, tuple[float, float]] = {}
-    handles: list[tuple[nn.Parameter, Any, Any]] = []
+    before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    steps: list[Step] = []
 
-    def prepare(model: nn.Module) -> None:
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad and not parameter.is_inference():
-                before = parameter._backward_hooks
-                handles.append((parameter, before, parameter.register_hook(_noting(seen, name, parameter))))
+    def keep(optimizer: Any, *_: Any) -> None:
+        held = _rates(optimizer)
+        for gain in gains:
+            gradient = gain.parameter.grad
+            if id(gain.parameter) in held and gradient is not None:
+                before[id(gain.parameter)] = (gain.parameter.detach().clone(), gradient.detach().clone())
 
+    def compare(optimizer: Any, *_: Any) -> None:
+        rates = _rates(optimizer)
+        for gain in gains:
+            if (kept := before.pop(id(gain.parameter), None)) is None:
+                continue
+            value, gradient = kept
+            moved = value != gain.parameter.detach()
+            counts = gradient.isfinite() & (gradient != 0)
+            steps.append(
+                Step(
+                    gain=gain,
+                    rate=rates.get(id(gain.parameter), 0.0),
+                    with_gradient=int(counts.sum()),
+                    unmoved=int((counts & ~moved).sum()),
+                )
+            )
+
+    handles = (register_optimizer_step_pre_hook(keep), register_optimizer_step_post_hook(compare))
     try:
-        trial = facts.trials.step_with(prepare)
+        trial = facts.trials.step_with()
     finally:
-        for parameter, before, handle in handles:
+        for handle in handles:
             handle.remove()
-            if before is None:
-                parameter._backward_hooks = None
     if trial.raised is not None:
-        raise NotKnown(
-            both(f"train_step raised {said(trial.raised)}", f"train_step 抛出异常 {said(trial.raised)}")
-        ) from trial.raised
-    if not seen:
-        raise NotKnown(both("train_step brings no gradient to the model", "train_step 没有给模型带来梯度"))
-    return seen
+        why = said(trial.raised)
+        raise NotKnown(both(f"the training step raised: {why}", f"训练步骤抛出异常：{why}"))
+    if not trial.steps:
+        raise NotKnown(both("needs a train_step that steps its optimizer", "需要会执行优化器 step 的 train_step"))
+    return tuple(steps)
 
 
-def _noting(seen: dict[str, tuple[float, float]], name: str, parameter: nn.Parameter) -> Any:
-    def note(gradient: torch.Tensor) -> None:
-        seen.setdefault(name, (_size(gradient), _size(parameter.detach())))
-
-    return note
-
-
-def _size(tensor: torch.Tensor) -> float:
-    return float(tensor.detach().double().norm()) if tensor.layout is torch.strided else 0.0
+def _rates(optimizer: Any) -> Mapping[int, float]:
+    """Return the learning rate of every parameter, by identity."""
+    return {id(p): float(g.get("lr", 0.0)) for g in optimizer.param_groups for p in g["params"]}

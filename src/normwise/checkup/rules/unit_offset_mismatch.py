@@ -3,7 +3,8 @@
 ## What it finds
 A plain norm (`x * weight`) that holds gains stored for a norm that computes `1 + weight`, and the reverse. What tells:
 the family that the config names, the gains of the checkpoint or of the reference beside the live ones, and their
-distribution (around 0 with both signs means stored for `1 + weight`). A loader that adds or subtracts the 1 is sound: live gains are judged.
+distribution (around 0 with both signs means stored for `1 + weight`). A loader that adds or subtracts the 1 is sound:
+live gains are judged.
 
 ## Why it matters
 The checkpoint loads strictly, because the shapes are the same. A plain norm multiplies by numbers near 0 and passes on
