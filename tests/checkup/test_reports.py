@@ -14,10 +14,12 @@ import pytest
 from rich.cells import cell_len
 
 from normwise.checkup import reports
+from normwise.checkup.finding import NotChecked
 from normwise.checkup.report import Report
 from normwise.checkup.reports import _depth
 from normwise.checkup.reports._words import ZH, words
 from normwise.facts.records import ProfileRow, StackKind
+from normwise.rendering import both
 from normwise.spec import NormSpec, Statistic
 from tests.checkup.sample_reports import HOSTILE, SAMPLES, decoder, empty, encoder, faulty, hostile
 
@@ -174,6 +176,47 @@ def test_the_report_itself_prints_saves_and_shows(tmp_path: Path) -> None:
     assert report.save(tmp_path / "r.html").read_text("utf-8") == report.to_html()
 
 
+def test_a_report_is_written_in_the_language_it_is_asked_for(tmp_path: Path) -> None:
+    report = faulty()
+    assert report.to_text(lang="zh") == reports.render(report, "text", lang="zh") != str(report)
+    assert "发现的问题" in report.to_html(lang="zh")
+    assert "发现的问题" in report.save(tmp_path / "r.txt", lang="zh").read_text("utf-8")
+    assert report.save(tmp_path / "r.json", lang="zh").read_text("utf-8") == report.to_json()
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("normwise check hf:bert --inputs 2x8:long", "normwise check hf:bert --inputs 2x8:long --select NUM001"),
+        ('nw.check(model, inputs, effort="full")', 'nw.check(model, inputs, effort="full", select=["NUM001"])'),
+        ("", ""),
+    ],
+)
+def test_a_finding_can_be_reproduced_by_one_line(call: str, line: str) -> None:
+    report = replace(encoder(), call=call)
+    assert report.reproduce(report.findings[0]) == line
+    assert json.loads(report.to_json())["findings"][0]["reproduce"] == line
+    assert ("reproduce" in words_in(report.to_html())) == bool(line)
+    assert line in words_in(report.to_html())
+
+
+def words_in(page: str) -> str:
+    return " ".join(Page(page).words)
+
+
+@every_format
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_every_format_says_what_the_check_cost(name: str, lang: str) -> None:
+    cost = replace(decoder().cost, forward_passes=11, backward_passes=7, repair_passes=3)
+    page = reports.render(replace(decoder(), cost=cost, effort="full"), name, lang=lang, width=200)
+    said = {
+        "json": ['"forward_passes": 11', '"backward_passes": 7', '"repair_passes": 3', '"effort": "full"'],
+        "en": ["effort full", "11 forward passes, 7 backward passes, 3 of them for a repair"],
+        "zh": ["力度 full", "11 次前向, 7 次反向, 其中 3 次为修复验证"],
+    }["json" if name == "json" else lang]
+    assert [each for each in said if each not in page] == []
+
+
 # text
 
 
@@ -291,6 +334,58 @@ def test_evidence_of_a_finding_takes_two_lines_and_says_how_much_is_left_out() -
     assert len(lines) == 2
     assert lines[1].endswith(" · +2 more")
     assert sum(line.count("1.5") for line in lines) == 5
+
+
+def test_a_metric_is_the_name_of_its_value_and_the_floor_stands_beside_it() -> None:
+    evidence = {"metric": "rows that are exactly zero", "value": 35, "floor": 2, "rows": 640}
+    report = replace(encoder(), findings=(replace(encoder().findings[0], evidence=evidence),))
+    assert "rows that are exactly zero: 35 (floor 2) · rows: 640" in text(report)
+    assert "恰好全零的行: 35 (下限 2) · 行数: 640" in text(report, lang="zh")
+
+
+def test_a_repair_names_what_it_moved() -> None:
+    repair = {
+        "change": both("eps 1e-5", "把 eps 改为 1e-5"),
+        "metric": "elements that are not finite",
+        "before": 3,
+        "after": 0,
+    }
+    report = replace(encoder(), findings=(replace(encoder().findings[0], counterfactual=repair),))
+    assert "effect  with eps 1e-5: elements that are not finite 3 → 0" in text(report)
+    assert "若 把 eps 改为 1e-5: 不有限的元素 3 → 0" in text(report, lang="zh")
+
+
+def test_a_reason_is_given_once_with_the_rules_it_holds_for() -> None:
+    why = both("needs the optimizer: pass optimizer=...", "需要优化器：传入 optimizer=...")
+    skipped = tuple(NotChecked(code=code, name="x", why=why) for code in ("PAR001", "PAR002", "PAR003", "PLC005"))
+    report = replace(decoder(), not_checked=(*skipped, NotChecked(code="AXS004", name="y", why="one process")))
+    assert (
+        "Not checked  5\n  needs the optimizer: pass optimizer=...  PAR001-003 PLC005\n  one process  AXS004"
+        in text(report)
+    )
+    assert report.to_html().count("needs the optimizer") == 1
+    assert "  需要优化器：传入 optimizer=...  PAR001-003 PLC005\n" in text(report, lang="zh")
+
+
+def test_the_list_of_reasons_is_short_unless_asked_for_all() -> None:
+    skipped = tuple(NotChecked(code=f"PAR0{i}1", name="x", why=f"reason {i}, " + "很长" * 60) for i in range(10, 40))
+    report = replace(decoder(), not_checked=skipped)
+    shown = text(report, lang="zh").split("未检查  30\n")[1].splitlines()
+    assert len(shown) == 9
+    assert shown[-1] == "  另有 22 项 (--full)"
+    assert all(reason.why in text(report, full=True, width=400) for reason in skipped)
+
+
+def test_what_a_target_or_a_fact_says_in_two_languages_is_shown_in_the_one_asked_for() -> None:
+    report = replace(
+        faulty(),
+        notes=(both("inputs generated", "输入是生成的"),),
+        breaks=(replace(faulty().breaks[0], what=both("numpy", "经过了 numpy")),),
+    )
+    for page in (text(report, lang="zh"), report.to_html(lang="zh")):
+        assert "输入是生成的" in page
+        assert "经过了 numpy" in page
+        assert "inputs generated" not in page
 
 
 def test_nan_in_the_profile_is_seen() -> None:
@@ -454,6 +549,53 @@ def test_findings_are_pinned_to_the_depth_where_they_are() -> None:
     assert "PLC001</text>" not in page  # the whole model
     assert "PAR001" in page
     assert not re.search(r"PAR001[^<]*</text>", page)  # every layer
+
+
+def test_a_repair_is_drawn_where_it_is_a_number() -> None:
+    def pictures(before: object, after: object) -> int:
+        repair = {"change": "x", "before": before, "after": after}
+        return (
+            replace(empty(), findings=(replace(encoder().findings[0], counterfactual=repair),)).to_html().count("<svg")
+        )
+
+    assert pictures(0.4, 0.1) == 1
+    assert pictures(float("inf"), 1) == 1
+    assert pictures("37 zero rows", "0 zero rows") == 0
+    assert pictures(True, False) == 0
+
+
+def test_the_page_of_a_rule_is_in_the_report_once_in_its_language() -> None:
+    report = replace(encoder(), findings=encoder().findings * 3)
+    page = words_in(report.to_html())
+    assert page.count("float16 ends at 65504") == 1
+    assert "rsqrt(inf)" in page
+    assert "为什么重要" in words_in(report.to_html(lang="zh"))
+
+
+def test_the_page_says_by_which_numbers_the_rules_judged() -> None:
+    report = replace(decoder(), tolerances={"NUM001": {"spike": 400.0, "constants": (0.0, 0.1)}})
+    assert "spike 400 · constants 0, 0.1" in words_in(report.to_html())
+    assert json.loads(report.to_json())["tolerances"] == {"NUM001": {"spike": 400.0, "constants": [0.0, 0.1]}}
+
+
+def test_every_measure_of_depth_has_its_panel_and_no_other() -> None:
+    assert "share of eps under the root" not in decoder().to_html()
+    rows = tuple(replace(row, eps_share=0.2, grad_median=1e-5) for row in decoder().profile)
+    page = replace(decoder(), profile=rows).to_html()
+    for name in (
+        "residual stream, RMS",
+        "branch / stream",
+        "gradient, RMS",
+        "median token",
+        "share of eps under the root",
+    ):
+        assert f">{name}</text>" in page
+
+
+def test_few_of_many_stacks_are_drawn() -> None:
+    stack = encoder().placement.stacks[0]
+    many = replace(encoder(), placement=replace(encoder().placement, stacks=(stack,) * 50))
+    assert len(many.to_html()) < 300_000
 
 
 def test_a_finding_at_every_place_is_pinned_nowhere() -> None:
