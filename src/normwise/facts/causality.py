@@ -79,7 +79,8 @@ def read(facts: Facts) -> Causality:
     call = replaced(facts.target, "time", slice(step + 1, None))
     if call is None:
         raise NotKnown(_NO_OTHERS)
-    base, other = facts.runs.base, facts.runs.variant(*call)
+    base = facts.runs.base
+    other = facts.runs.variant(*call, wanted=mixing.norm_values(calls, base.graph))
     pairs = aligned(base.graph, other.graph)
     past = torch.arange(steps) <= step
     found = tuple(introduced(calls, base, other, pairs, steps, past))

@@ -80,10 +80,17 @@ def _divisors(number: int) -> list[int]:
 
 def changes(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return by how much each element differs; elements that are the same infinity or both NaN do not."""
-    a, b = first.detach().cpu().double(), second.detach().cpu().double()
+    a, b = _wide(first), _wide(second)
     apart = (a - b).abs()
-    same = (a == b) | (a.isnan() & b.isnan())
-    return torch.where(same, torch.zeros_like(apart), apart.nan_to_num(torch.inf, torch.inf))
+    if apart.numel() and not apart.max().isfinite():
+        same = (a == b) | (a.isnan() & b.isnan())
+        apart = torch.where(same, torch.zeros_like(apart), apart.nan_to_num(torch.inf, torch.inf))
+    return apart
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().cpu()
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def largest_change(first: torch.Tensor, second: torch.Tensor) -> float:
@@ -95,18 +102,21 @@ def relative_change(first: torch.Tensor, second: torch.Tensor) -> float:
     """Return the root mean square of the difference relative to that of the first."""
     if not first.numel():
         return 0.0
-    return _ratio(float(changes(first, second).square().mean().sqrt()), _rms(first))
+    return _ratio(_rms(changes(first, second).clamp_max(torch.finfo(torch.float32).max)), _rms(first))
 
 
 def _rms(tensor: torch.Tensor) -> float:
-    finite = tensor.detach().cpu().double()
-    finite = finite[finite.isfinite()]
-    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+    wide = _wide(tensor)
+    norm = float(torch.linalg.vector_norm(wide))
+    if not math.isfinite(norm):
+        wide = wide[wide.isfinite()]
+        norm = float(torch.linalg.vector_norm(wide.double()))
+    return norm / math.sqrt(wide.numel()) if wide.numel() else 0.0
 
 
 def _own_size(tensor: torch.Tensor) -> float:
     """Return the standard deviation, or the size of a constant: a norm divides by it, so rounding counts against it."""
-    return _rms(tensor - tensor.detach().double().mean().to(tensor)) or _rms(tensor)
+    return _rms(tensor - tensor.detach().mean()) or _rms(tensor)
 
 
 def _ratio(change: float, size: float) -> float:
@@ -115,8 +125,10 @@ def _ratio(change: float, size: float) -> float:
 
 def still_layouts(
     first: torch.Tensor, second: torch.Tensor, units: int, protected: torch.Tensor
-) -> list[tuple[Layout, float]]:
+) -> list[tuple[Layout, float]] | None:
     """Return the layouts in which the protected units are still while others moved, and how still they are.
+
+    None where nothing moved.
 
     Args:
         first: a value in one run.
@@ -124,9 +136,11 @@ def still_layouts(
         units: their number.
         protected: bool by unit.
     """
-    size = _rms(first)
+    size, apart = _rms(first), changes(first, second)
+    if not apart.numel() or _ratio(float(apart.max()), size) < DIFFER:
+        return None
     found = []
-    for layout, along in _along(changes(first, second), units):
+    for layout, along in _along(apart, units):
         safe = protected[layout.unit_of(len(along))]
         mine, others = float(along[safe].max()), float(along[~safe].max())
         # the protected units' own size is at most sqrt(units) times that of all
@@ -165,9 +179,9 @@ def introduced(
         if found is None or not any(layouts(tuple(found[0].shape), units)):
             continue
         x, other_x, value, y, other_y = found
-        if largest_change(x, other_x) < DIFFER:
-            continue
         still = still_layouts(x, other_x, units, protected)
+        if still is None:
+            continue
         if not still:
             return  # everything here depends on everything: the difference came in before
         apart = changes(y, other_y)

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from normwise.facts.differences import (
-    DIFFER,
     Introduced,
     Layout,
     held,
-    largest_change,
     paired_with_output,
     relative_change,
     still_layouts,
@@ -25,7 +23,7 @@ from normwise.spec import Scope
 from normwise.targets import inputs
 from normwise.targets.target import Target
 
-__all__ = ["Mixer", "holding", "like_calls", "may_mix", "mixer", "output_change", "sites_of_calls"]
+__all__ = ["Mixer", "holding", "like_calls", "may_mix", "mixer", "norm_values", "output_change", "sites_of_calls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +69,11 @@ def like_calls(found: Iterable[NormCall], calls: Iterable[NormCall], graph: Grap
 
     kinds = {kind(f) for f in found}
     return [c for c in calls if kind(c) in kinds]
+
+
+def norm_values(calls: Iterable[NormCall], graph: Graph) -> set[int]:
+    """Return inputs and outputs of norms and of the model: all that is compared of a run of the same ops."""
+    return {v for c in calls for v in (c.input, c.core, c.output)} | set(graph.outputs)
 
 
 def sites_of_calls(sites: Iterable[Site], calls: Collection[NormCall]) -> tuple[Site, ...]:
@@ -147,9 +150,10 @@ def mixer(first: Run, second: Run, pairs: Mapping[int, int], units: int, protect
 
     def _state(value: int) -> frozenset[Layout] | None:
         a, b = first.tensors.get(value), second.tensors.get(pairs.get(value, -1))
-        if a is None or b is None or a.shape != b.shape or largest_change(a, b) < DIFFER:
+        if a is None or b is None or a.shape != b.shape:
             return None
-        return frozenset(layout for layout, _ in still_layouts(a, b, units, protected))
+        still = still_layouts(a, b, units, protected)
+        return None if still is None else frozenset(layout for layout, _ in still)
 
     for op in _behind_outputs(first.graph):
         read = {i: known for i in op.inputs if (known := state(i)) is not None}
@@ -171,9 +175,9 @@ def _behind_outputs(graph: Graph) -> Iterator[Op]:
 
 def _pairs_apart(read: Mapping[int, frozenset[Layout]], graph: Graph, units: int) -> bool:
     """Whether two operands have the same axis in two layouts that do not agree: not the same rows."""
-    along: dict[tuple[int, int], list[set[Layout]]] = {}
+    along: dict[tuple[int, int, int], list[set[Layout]]] = {}
     for value, known in read.items():
         shape = graph.values[value].shape
         for axis in {layout.axis for layout in known}:
-            along.setdefault((axis, shape[axis]), []).append({k for k in known if k.axis == axis})
-    return any(not set.intersection(*each) for (axis, size), each in along.items() if len(each) > 1 and size > units)
+            along.setdefault((len(shape), axis, shape[axis]), []).append({k for k in known if k.axis == axis})
+    return any(not set.intersection(*each) for (_, _, size), each in along.items() if len(each) > 1 and size > units)

@@ -11,6 +11,7 @@ from torch import nn
 from normwise.facts.calls import random_input
 from normwise.facts.flow import through_casts
 from normwise.facts.norms import NormCall
+from normwise.spec import NormSpec
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -53,12 +54,14 @@ class Contradiction:
 
 
 def measure(facts: Facts, call: NormCall) -> Reach:
-    """Return the reach of a norm's statistics, from two replays of it alone.
+    """Return the reach of a norm's statistics, from two replays of it alone; torch's own ops say it themselves.
 
     Raises:
         NotKnown: the norm cannot be replayed by itself.
     """
     shape = facts.graph.values[call.input].shape
+    if call.native and call.spec is not None:
+        return _of_spec(call.spec, shape)
     x = random_input(shape, None)
     other = x.clone()
     other[(0,) * len(shape)] += 10.0
@@ -67,6 +70,13 @@ def measure(facts: Facts, call: NormCall) -> Reach:
     if apart.shape != torch.Size(shape):
         return Reach(shape=tuple(apart.shape), moved=_counts(moved))
     return Reach(shape=shape, moved=_counts(moved))
+
+
+def _of_spec(spec: NormSpec, shape: tuple[int, ...]) -> Reach:
+    reduced = {axis % len(shape): 1 for axis in spec.axes}
+    if spec.groups:
+        reduced[min(spec.axes) % len(shape)] = spec.groups
+    return Reach(shape=shape, moved=tuple(n // reduced[a] if a in reduced else 1 for a, n in enumerate(shape)))
 
 
 def _counts(moved: torch.Tensor) -> tuple[int, ...]:
@@ -83,11 +93,12 @@ def contradictions(facts: Facts, call: NormCall, reach: Reach) -> list[Contradic
     if module is None or not any(reach.moved) or not _is_norm_alone(module):
         return []
     found = []
+    regrouped = through_casts(facts.flow, call.input) not in record.inputs
     for name in _GROUPS:
         declared = _number(module, name)
-        if declared is not None and declared > 1 and not _splits(reach, declared):
+        if declared is not None and declared > 1 and not _splits(reach, declared, merged=regrouped):
             found.append(Contradiction(attribute=name, declared=declared, measured=reach.groups))
-    if through_casts(facts.flow, call.input) not in record.inputs:
+    if regrouped:
         return found  # its axes are numbered in a layout that the declaration does not speak of
     for name in _AXES:
         axes = _negative(module, name)
@@ -106,9 +117,11 @@ def _is_norm_alone(module: nn.Module) -> bool:
     return all(p.ndim <= 1 or p.numel() == max(p.shape) for p in module.parameters())
 
 
-def _splits(reach: Reach, groups: int) -> bool:
-    """Whether some axis is split into so many groups."""
-    return any(n * groups == size for size, n in zip(reach.shape, reach.moved, strict=True))
+def _splits(reach: Reach, groups: int, *, merged: bool) -> bool:
+    """Whether some axis behind the first is split into so many groups; the first, if merged with groups."""
+    if any(n * groups == size for size, n in zip(reach.shape[1:], reach.moved[1:], strict=True)):
+        return True
+    return merged and reach.moved[0] == 1 and reach.shape[0] % groups == 0
 
 
 def _wide(reach: Reach, axes: tuple[int, ...]) -> set[int]:
