@@ -9,20 +9,28 @@ computed: under autograd, or with autograd switched off inside such a function.
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from normwise.errors import NotKnown
 from normwise.facts import vocabulary as ops
 from normwise.facts.calls import NormCall
+from normwise.facts.gradients import (
+    SAME_FORWARD,
+    Truth,
+    Watch,
+    differentiable,
+    distance,
+    distinct,
+    has_function,
+    largest_error,
+    leaf_of,
+)
 from normwise.facts.replay import Replayer
 from normwise.facts.rows import alike
 from normwise.facts.sites import Site
@@ -38,10 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["Backward", "Probed", "probe"]
 
 _SEED = 20261129
-# The forward must be the recorded one before its gradient is judged; half precision rounds at every op
-_SAME_FORWARD = {torch.float16: 3e-2, torch.bfloat16: 1e-1, torch.float32: 1e-3, torch.float64: 1e-6}
-# A gradient smaller than this share of the largest is a cancellation (a bias in front of a centring norm): rounding
-_NEGLIGIBLE = 1e-3
+# What is computed under no_grad takes a term out of the gradient: several percent of it on random rows at any width
+_CUT = 1e-2
 # A float32 gradient summed over a few hundred rows agrees to 1e-5; half precision to 1e-2 and 1e-1
 ROUNDING = {torch.float16: 5e-2, torch.bfloat16: 2e-1, torch.float32: 1e-3, torch.float64: 1e-6}
 
@@ -176,8 +182,8 @@ class _Probe:
     def _compare(self, module: nn.Module, args: Any, kwargs: Any, values: tuple[int, ...]) -> Probed | None:
         with as_found(module, inputs=(args, kwargs)), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            args, kwargs = _differentiable((args, kwargs))
-            given = dict(zip(values, _distinct((args, kwargs)), strict=False))
+            args, kwargs = differentiable((args, kwargs))
+            given = dict(zip(values, distinct((args, kwargs)), strict=False))
             truth = self._replayed(given, module)
             try:
                 live = self._forward(module, args, kwargs, truth)
@@ -195,27 +201,27 @@ class _Probe:
                     )
                 ) from error
 
-    def _forward(self, module: nn.Module, args: Any, kwargs: Any, truth: _Truth) -> _Live | None:
+    def _forward(self, module: nn.Module, args: Any, kwargs: Any, truth: Truth) -> _Live | None:
         parameters = {n: p for n, p in module.named_parameters() if p.is_floating_point()}
         if any(p.is_inference() for p in parameters.values()):
             raise NotKnown(both("the parameters were made in inference mode", "参数是在推理模式下创建的"))
         for parameter in parameters.values():
             parameter.requires_grad_()
-        watch = _Watch(truth.core)
+        watch = Watch(truth.core)
         with watch:
             output = module(*args, **kwargs)
         outputs = [t for t in tensors_in(output) if t.is_floating_point() and t.requires_grad]
         if not outputs:
             return None
-        inputs = [t for t in _distinct((args, kwargs)) if t.requires_grad]
+        inputs = [t for t in distinct((args, kwargs)) if t.requires_grad]
         untracked = watch.untracked or truth.opaque
-        return _Live(inputs, parameters, outputs, untracked and _has_function(outputs))
+        return _Live(inputs, parameters, outputs, untracked and has_function(outputs))
 
-    def _judged(self, live: _Live, truth: _Truth) -> Probed:
+    def _judged(self, live: _Live, truth: Truth) -> Probed:
         expected = [truth.like(t) for t in live.outputs]
-        dtype = live.outputs[0].dtype
+        dtype = self._narrowest(live)
         for made, true in zip(live.outputs, expected, strict=True):
-            if _distance(made, true) > _SAME_FORWARD[dtype]:
+            if distance(made, true) > SAME_FORWARD[dtype]:
                 raise NotKnown(both("the norm run by itself gives other values", "单独运行时该归一化给出不同的值"))
         directions = [torch.randn(t.shape, generator=self.generator, device="cpu").to(t) for t in live.outputs]
         copies = [d.clone() for d in directions]
@@ -224,7 +230,7 @@ class _Probe:
         second = self._second_order(live, truth, directions) if live.untracked else None
         made = torch.autograd.grad(live.outputs, wanted, directions, allow_unused=True)
         true = truth.gradients(expected, wanted, copies)
-        error, of = _largest_error(names, made, true)
+        error, of = largest_error(names, made, true)
         overwrites = any(not torch.equal(a, b) for a, b in zip(directions, copies, strict=True))
         return Probed(
             sites=self.sites,
@@ -232,13 +238,21 @@ class _Probe:
             custom=live.untracked,
             error=error,
             of=of,
-            limit=ROUNDING[dtype],
+            limit=ROUNDING[dtype] if live.untracked else max(ROUNDING[dtype], _CUT),
             overwrites=overwrites,
             shared=any(self._shares(call) for site in self.sites for call in site.calls),
             second_order=second,
         )
 
-    def _second_order(self, live: _Live, truth: _Truth, directions: list[torch.Tensor]) -> float | None:
+    def _narrowest(self, live: _Live) -> torch.dtype:
+        """Return the dtype that rounds most among what the gradient passes through."""
+        values, graph_ops = self.facts.traced.graph.values, self.facts.traced.graph.ops
+        inside = {values[o].dtype for m in self.norm.members for o in graph_ops[m].outputs if values[o].floating}
+        seen = {t.dtype for t in (*live.outputs, *live.inputs, *live.parameters.values())}
+        seen |= {getattr(torch, name) for name in inside}
+        return max((d for d in seen if d in ROUNDING), key=lambda d: ROUNDING[d], default=torch.float32)
+
+    def _second_order(self, live: _Live, truth: Truth, directions: list[torch.Tensor]) -> float | None:
         """Return the error of the gradient of the gradient; None where torch says that there is none."""
         if not self.whole or live.outputs[0].dtype not in (torch.float32, torch.float64):
             return None
@@ -248,14 +262,16 @@ class _Probe:
             if not first[0].requires_grad:
                 return None
             direction = torch.randn(first[0].shape, generator=self.generator, device="cpu").to(first[0])
-            made = torch.autograd.grad(first, live.inputs[:1], [direction.clone()], allow_unused=True)
+            made = torch.autograd.grad(
+                first, live.inputs[:1], [direction.clone()], retain_graph=True, allow_unused=True
+            )
         except RuntimeError:  # "once_differentiable" says so itself: honest
             return None
         expected = [truth.like(t) for t in live.outputs]
         leaf = [truth.leaf(live.inputs[0])]
         once = torch.autograd.grad(expected, leaf, [d.double() for d in directions], create_graph=True)
-        true = torch.autograd.grad(once, leaf, [direction.double()], allow_unused=True)
-        return _largest_error(["input 0"], made, [t if t is not None else None for t in true])[0]
+        true = torch.autograd.grad(once, leaf, [direction.double()], retain_graph=True, allow_unused=True)
+        return largest_error(["input 0"], made, true)[0]
 
     def _shares(self, call: NormCall) -> bool:
         """Whether a norm's output is added to something else that needs a gradient: both get the same one."""
@@ -272,19 +288,19 @@ class _Probe:
 
     # -- the truth ---------------------------------------------------------------------------------
 
-    def _replayed(self, given: dict[int, torch.Tensor], module: nn.Module) -> _Truth:
+    def _replayed(self, given: dict[int, torch.Tensor], module: nn.Module) -> Truth:
         """Compute in float64 what the holder's outputs are, by the recorded ops or by the norm's formula."""
         graph, recording = self.facts.traced.graph, self.facts.traced
         opaque = any(
             graph.ops[m].name == OPAQUE or graph.ops[m].namespace not in ("aten", "prims") for m in self.norm.members
         )
-        leaves = {v: _leaf(t) for v, t in given.items()}
+        leaves = {v: leaf_of(t) for v, t in given.items()}
         pairs = [(given[v], leaf) for v, leaf in leaves.items()]
         prefix = f"{self.holder.path}." if self.holder.path else ""
         by_name = {n: v.id for v in graph.values if v.kind is ValueKind.PARAM for n in v.names}
         for name, parameter in module.named_parameters():
             if parameter.is_floating_point() and (value := by_name.get(prefix + name)) is not None:
-                leaves[value] = _leaf(parameter.detach(), grad=True)
+                leaves[value] = leaf_of(parameter.detach(), grad=True)
                 pairs.append((parameter, leaves[value]))
         ends = [v for v in self._outputs if graph.values[v].floating]
         if opaque:
@@ -292,11 +308,11 @@ class _Probe:
         replayer = Replayer(recording, self.facts.target.model)
         memo = dict(leaves)
         core = replayer(self.norm.core, memo, grad=True)
-        return _Truth(core=core, outputs=[replayer(v, memo, grad=True) for v in ends], pairs=pairs, opaque=False)
+        return Truth(core=core, outputs=[replayer(v, memo, grad=True) for v in ends], pairs=pairs, opaque=False)
 
     def _by_formula(
         self, module: nn.Module, given: dict[int, torch.Tensor], pairs: list[tuple[torch.Tensor, torch.Tensor]]
-    ) -> _Truth:
+    ) -> Truth:
         spec, own = self.norm.spec, [p for p in module.parameters() if p.is_floating_point()]
         if spec is None or not self.whole or len(own) > 2 or self.norm.input not in given:
             raise NotKnown(both("the norm's formula is not known", "不知道该归一化的公式"))
@@ -304,114 +320,4 @@ class _Probe:
         leaf = {id(a): b for a, b in pairs}
         x = leaf[id(given[self.norm.input])]
         output = reference(spec, x, *(leaf[id(p)] for p in own if id(p) in leaf))
-        return _Truth(core=output, outputs=[output], pairs=pairs, opaque=True)
-
-
-@dataclass
-class _Truth:
-    """The holder in float64."""
-
-    core: torch.Tensor
-    outputs: list[torch.Tensor]
-    pairs: list[tuple[torch.Tensor, torch.Tensor]]  # of the live run, here
-    opaque: bool
-
-    def leaf(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what stands for an input or a parameter of the live run."""
-        return next(mine for theirs, mine in self.pairs if theirs is tensor)
-
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the output that a live output is, told by shape and nearness."""
-        same = [o for o in self.outputs if o.shape == tensor.shape and o.requires_grad]
-        if not same:
-            raise NotKnown(both("the norm run by itself gives other outputs", "单独运行时该归一化给出不同的输出"))
-        return min(same, key=lambda o: _distance(tensor, o))
-
-    def gradients(
-        self, outputs: list[torch.Tensor], wanted: list[torch.Tensor], directions: list[torch.Tensor]
-    ) -> list[torch.Tensor | None]:
-        """Return the true gradients of what the live run differentiates by."""
-        mine = {id(a): b for a, b in self.pairs}
-        leaves = [mine.get(id(t)) for t in wanted]
-        known = [leaf for leaf in leaves if leaf is not None]
-        found = iter(torch.autograd.grad(outputs, known, [d.double() for d in directions], allow_unused=True))
-        return [None if leaf is None else next(found) for leaf in leaves]
-
-
-class _Watch(TorchDispatchMode):
-    """Sees whether a value is computed with autograd switched off."""
-
-    def __init__(self, value: torch.Tensor) -> None:
-        super().__init__()
-        self.value, self.untracked = value.detach(), False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        tensor = isinstance(output, torch.Tensor) and output.dtype in _SAME_FORWARD
-        if tensor and not torch.is_grad_enabled() and output.shape == self.value.shape:
-            self.untracked |= _distance(output, self.value) < _SAME_FORWARD[output.dtype]
-        return output
-
-
-def _has_function(outputs: list[torch.Tensor]) -> bool:
-    """Whether autograd's graph holds exactly one backward written by hand (more could not be told apart)."""
-    found, seen, pending = 0, set(), [t.grad_fn for t in outputs]
-    while pending:
-        node: Any = pending.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        found += isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
-        pending.extend(n for n, _ in node.next_functions)
-    return found == 1
-
-
-def _distance(made: torch.Tensor, true: torch.Tensor) -> float:
-    """Return the relative difference of two tensors; inf where one is not finite."""
-    a, b = made.detach().double().cpu(), true.detach().double().cpu()
-    scale = float(b.norm())
-    apart = float((a - b).norm())
-    return apart / scale if scale > 0 and math.isfinite(apart) else (0.0 if apart == 0 else math.inf)
-
-
-def _largest_error(
-    names: list[str], made: Iterable[torch.Tensor | None], true: Iterable[torch.Tensor | None]
-) -> tuple[float, str]:
-    rows = [(n, a, b) for n, a, b in zip(names, made, true, strict=True) if b is not None]
-    sizes = [float(b.detach().double().square().mean().sqrt()) for _, _, b in rows]
-    floor = _NEGLIGIBLE * max(sizes, default=0.0)
-    worst, of = 0.0, ""
-    for (name, a, b), size in zip(rows, sizes, strict=True):
-        if size <= floor:
-            continue
-        apart = math.inf if a is None else _distance(a, b)
-        if apart > worst:
-            worst, of = apart, name
-    return worst, of
-
-
-def _leaf(tensor: torch.Tensor, *, grad: bool | None = None) -> torch.Tensor:
-    if not tensor.is_floating_point():
-        return tensor.detach()
-    wanted = tensor.requires_grad if grad is None else grad
-    return tensor.detach().double().requires_grad_(wanted)
-
-
-def _differentiable(tree: Any) -> Any:
-    """Return arguments whose floating tensors are leaves that ask for a gradient."""
-    copies: dict[int, torch.Tensor] = {}
-
-    def leaf(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in copies:
-            copy = tensor.detach().clone()
-            copies[id(tensor)] = copy.requires_grad_() if copy.is_floating_point() else copy
-        return copies[id(tensor)]
-
-    return tree_map_only(torch.Tensor, leaf, tree)
-
-
-def _distinct(tree: Any) -> list[torch.Tensor]:
-    found: dict[int, torch.Tensor] = {}
-    for tensor in tensors_in(tree):
-        found.setdefault(id(tensor), tensor)
-    return list(found.values())
+        return Truth(core=output, outputs=[output], pairs=pairs, opaque=True)

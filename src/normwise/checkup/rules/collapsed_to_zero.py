@@ -91,6 +91,8 @@ def _collapsed(facts: Facts, call: NormCall) -> Collapsed | None:
     x, core = facts.runs.base.of(call.input), facts.runs.base.of(call.core)
     if x.numel() == 0 or x.shape != core.shape or spec.partial < 1 or bool((core != 0).all()):
         return None
+    if call.native and _silenced(facts, call):
+        return None
     zero = _zero_rows(spec, core)
     if not bool(zero.any()):
         return None
@@ -104,6 +106,13 @@ def _collapsed(facts: Facts, call: NormCall) -> Collapsed | None:
         return None
     dtype = facts.graph.values[call.statistic_value].dtype
     return Collapsed(call=call, rows=rows, of=zero.numel(), largest=float(x.abs().max()), dtype=dtype)
+
+
+def _silenced(facts: Facts, call: NormCall) -> bool:
+    """Whether torch's own op, which multiplies by the gain inside, holds a gain of 0: zero rows are then asked for."""
+    named = dict(facts.target.model.named_parameters(remove_duplicate=False))
+    gain = None if call.weight is None else named.get(facts.graph.values[call.weight].names[0])
+    return gain is not None and bool((gain == 0).any())
 
 
 def _grouped(spec: NormSpec, x: torch.Tensor) -> torch.Tensor:

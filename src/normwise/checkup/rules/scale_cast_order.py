@@ -34,7 +34,7 @@ from normwise.facts.ranges import HALF
 from normwise.facts.repairs import effect, respecified
 from normwise.facts.sites import Site
 from normwise.rendering import both
-from normwise.spec import FAMILIES, Cast, NormSpec, Weight, family_name
+from normwise.spec import FAMILIES, Cast, Gate, Modulation, NormSpec, Weight, family_name
 from normwise.targets import Target
 
 ZH = """增益在转换之前相乘，而该系列模型在转换之后相乘（或相反）。
@@ -74,7 +74,9 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def _ordered(spec: NormSpec | None) -> bool:
-    return spec is not None and spec.weight is Weight.VECTOR and spec.cast in _ORDERS
+    """Whether a norm has an order that its family prescribes: gated and modulated ones have their own."""
+    plain = spec is not None and spec.gate is Gate.NONE and spec.modulation is Modulation.NONE
+    return plain and spec is not None and spec.weight is Weight.VECTOR and spec.cast in _ORDERS
 
 
 def _family(config: Any) -> tuple[str, NormSpec]:
