@@ -74,7 +74,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         lost = _lost(facts, found)
     except NotKnown:
         lost = None
-    yield _finding(found, lost, SEVERITY if sure else Severity.INFO)
+    yield _finding(found, lost, SEVERITY if sure and lost != 0 else Severity.INFO)
 
 
 def _lost(facts: Facts, found: list[RunningStatistics]) -> float | None:

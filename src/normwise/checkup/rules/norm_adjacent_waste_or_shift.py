@@ -127,7 +127,7 @@ def _biases(names: tuple[str, ...], facts: Facts) -> Finding:
         severity=SEVERITY,
         basis=Basis.PROOF,
         message=both(
-            f"{counted(len(names), 'layer')} with a bias before a batch norm, which subtracts it: no effect in training",
+            f"{counted(len(names), 'layer')} with a bias before a batch norm, which subtracts it in training",
             f"批归一化之前的 {len(names)} 个偏置在训练中没有作用：归一化会减去它们",
         ),
         evidence={"biases": list(names), "count": len(names), "numbers": sum(parameters[n].numel() for n in names)},

@@ -2,10 +2,11 @@
 
 ## What it finds
 Two forwards on the same batch, dropout off: with the batch's statistics and with the running ones. A batch norm is
-reported where at least a tenth of its channels differ by more than six standard errors *and* a quarter of a standard
+reported where at least a tenth of its channels differ by more than six standard errors *and* half a standard
 deviation, and the model's output moves by more than a tenth. A warning needs a loader whose samples can be drawn from
-all over the data; one example batch only informs, and so do norms still warming up (BNS005). Norms that counted no
-batch are left to BNS003. An InstanceNorm with `track_running_stats=True` uses each sample's own statistics in train
+all over the data, and a model that is evaluated; one example batch only informs, and so do norms still warming up
+(BNS005) and a model in the middle of its training, whose statistics follow the weights with a delay. Norms that
+counted no batch are left to BNS003. An InstanceNorm with `track_running_stats=True` uses each sample's own statistics in train
 mode and one fixed map in eval mode: that difference is by construction, and a warning where the output moves.
 
 ## Why it matters
@@ -52,8 +53,9 @@ ZH = """滑动统计量与数据不符。
 
 ## 发现什么
 在同一批数据上关闭 dropout 运行两次前向：一次用该批的统计量，一次用滑动统计量。若一个批归一化至少十分之一的通道相差超过
-六个标准误差*且*超过四分之一个标准差，并且模型输出移动超过十分之一，则予以报告。警告需要能从全部数据中抽样的 loader；
-只有一个示例批次时仅作提示，仍在预热的归一化（BNS005）也是。从未计数的归一化由 BNS003 处理。
+六个标准误差*且*超过半个标准差，并且模型输出移动超过十分之一，则予以报告。警告需要能从全部数据中抽样的 loader，
+以及一个用于评估的模型；只有一个示例批次时仅作提示，仍在预热的归一化（BNS005）和训练途中的模型也是，后者的统计量随权重滞后。
+从未计数的归一化由 BNS003 处理。
 `track_running_stats=True` 的 InstanceNorm 训练时用每个样本自己的统计量，eval 时是固定映射：这种差异是结构性的，
 输出移动时给出警告。
 
@@ -139,7 +141,8 @@ def _batch(facts: Facts, paths: set[str]) -> Iterator[Finding]:
     if not found or shift is None or shift <= SHIFT:
         return
     warming = {r.path for r in facts.running if unfinished(r)}
-    sure = data.from_loader and any(g.path not in warming for g in found)
+    evaluated = not facts.target.model.training or facts.target.eval_fn is not None
+    sure = data.from_loader and evaluated and any(g.path not in warming for g in found)
     yield _finding(facts, found, shift, SEVERITY if sure else Severity.INFO)
 
 
