@@ -51,7 +51,7 @@ _FRESH = 0.9
 _TRAINED = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gain:
     """The gain of one norm."""
 

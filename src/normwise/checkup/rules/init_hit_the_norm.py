@@ -40,11 +40,11 @@ CODE = "PAR003"
 SEVERITY = Severity.ERROR
 EXPLAINS = ("CKP006",)
 
-# Of 8 draws around 0 all have one sign with probability 1/128; of 32, fewer than a fifth with 1e-4.
+# Of 8 draws around 0 all have one sign with probability 1/128. Gains that were set have one.
 FEWEST = 8
-MINORITY = 0.2
-# |mean| / rms of n draws around 0 is 1/sqrt(n): 0.35 at n = 8; a trained or set gain has 0.9 and more.
-CENTRED = 0.5
+MINORITY = 0.1
+# |mean| / rms of n draws around 0 is 1/sqrt(n): 0.35 at n = 8; a gain that was set has 0.9 and more.
+CENTRED = 0.7
 # U(0, 1) has mean 0.5 and deviation 0.29: torch's own gains of batch norms until 1.2, so only others are judged.
 HALF = (0.35, 0.65)
 SPREAD = 0.2

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.checkup.rules.gain_models import WIDTH, Offset, X, chain, offset, plain
+from tests.checkup.rules.judging import findings
+
+
+class Residual(nn.Module):
+    """x + norm(f(x)), or x + f(norm(x))."""
+
+    def __init__(self, norm: nn.Module, *, pre: bool) -> None:
+        super().__init__()
+        self.norm, self.f, self.pre = norm, nn.Linear(WIDTH, WIDTH), pre
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.f(self.norm(x)) if self.pre else self.norm(self.f(x)))
+
+
+def zeroed() -> nn.LayerNorm:
+    norm = nn.LayerNorm(WIDTH)
+    nn.init.zeros_(norm.weight)
+    return norm
+
+
+def stack(*, pre: bool, last: nn.Module) -> nn.Module:
+    return nn.Sequential(*[Residual(zeroed(), pre=pre) for _ in range(3)], last)
+
+
+def test_a_unit_offset_of_ones_doubles_and_its_repair_halves() -> None:
+    (found,) = findings("PAR010", offset(weight=1.0), X)
+    assert found.severity == "warning"
+    assert found.evidence["value"] == 2.0
+    assert found.counterfactual is not None
+    assert found.counterfactual["before"] == pytest.approx(2 * found.counterfactual["after"], rel=1e-4)
+
+
+def test_one_norm_of_many_is_enough() -> None:
+    (found,) = findings("PAR010", chain(Offset(), Offset(), Offset(1.0)), X)
+    assert found.paths == ("5",)
+
+
+def test_ones_with_some_noise_double_as_well() -> None:
+    made = offset()
+    torch.manual_seed(0)
+    for name in ("1.weight", "3.weight", "5.weight"):
+        nn.init.normal_(made.get_parameter(name), 1.0, 0.02)
+    assert len(findings("PAR010", made, X)) == 1
+    assert findings("PAR010", made, X, checkpoint=dict(made.state_dict())) == []
+
+
+def test_plain_norms_of_one_and_offset_norms_of_zero_are_sound() -> None:
+    assert findings("PAR010", plain(), X) == []
+    assert findings("PAR010", offset(), X) == []
+
+
+def test_a_silent_last_norm_lets_nothing_pass() -> None:
+    made = nn.Sequential(*[Residual(nn.LayerNorm(WIDTH), pre=True) for _ in range(3)], zeroed())
+    (found,) = findings("PAR010", made, X)
+    assert found.path == "3"
+    assert found.counterfactual is not None
+    assert found.counterfactual["before"] == 0.0
+    assert found.counterfactual["after"] == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("pre", [False, True])
+def test_branches_that_start_closed_are_sound(pre: bool) -> None:
+    assert findings("PAR010", stack(pre=pre, last=nn.LayerNorm(WIDTH)), X) == []
+
+
+def test_plain_norms_that_all_hold_zeros_are_no_intention() -> None:
+    assert len(findings("PAR010", chain(zeroed(), zeroed()), X)) == 1

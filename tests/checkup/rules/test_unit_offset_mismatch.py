@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.checkup.rules.gain_models import X, gains, load, offset, plain, stored, train
+from tests.checkup.rules.judging import findings
+
+GEMMA, LLAMA = {"model_type": "gemma2"}, {"model_type": "llama"}
+
+
+def loaded(model: nn.Sequential, mean: float, **how: Any) -> tuple[nn.Sequential, dict[str, torch.Tensor]]:
+    checkpoint = stored(model, mean)
+    load(model, checkpoint, **how)
+    return model, checkpoint
+
+
+@pytest.mark.parametrize("config", [GEMMA, {"text_config": {"model_type": "gemma3_text"}}, None], ids=str)
+def test_gains_of_a_unit_offset_in_a_plain_norm_are_an_error_with_its_repair(config: Any) -> None:
+    model, checkpoint = loaded(plain(), 0.0)
+    (found,) = findings("PAR002", model, X, checkpoint=checkpoint, config=config)
+    assert found.severity == "error"
+    assert found.paths == ("1", "3", "5")
+    assert found.counterfactual is not None
+    assert found.counterfactual["before"] < 0.4
+    assert 0.9 < found.counterfactual["after"] < 1.1
+
+
+def test_a_family_is_witness_enough_without_a_checkpoint() -> None:
+    model, _ = loaded(plain(), 0.0)
+    (found,) = findings("PAR002", model, X, config=GEMMA)
+    assert found.evidence["witness"] == "family"
+
+
+def test_stored_gains_need_not_lie_around_zero_where_the_family_is_known() -> None:
+    model, checkpoint = loaded(plain(), 0.5)
+    assert len(findings("PAR002", model, X, checkpoint=checkpoint, config=GEMMA)) == 1
+
+
+def test_a_loader_that_adds_the_one_is_sound() -> None:
+    model, checkpoint = loaded(plain(), 0.0, add=1.0)
+    assert findings("PAR002", model, X, checkpoint=checkpoint, config=GEMMA) == []
+
+
+def test_one_gain_that_a_converter_forgot_is_found() -> None:
+    model, checkpoint = loaded(plain(), 0.0, add=1.0, spared=("5.weight",))
+    (found,) = findings("PAR002", model, X, checkpoint=checkpoint)
+    assert found.paths == ("5",)
+
+
+def test_a_one_that_was_added_twice_is_found() -> None:
+    model, checkpoint = loaded(offset(), 0.0, add=1.0)
+    (found,) = findings("PAR002", model, X, checkpoint=checkpoint)
+    assert found.counterfactual is not None
+    assert found.counterfactual["before"] / found.counterfactual["after"] > 1.8
+
+
+def test_plain_gains_in_a_norm_that_adds_one_need_their_family_as_a_witness() -> None:
+    model, checkpoint = loaded(offset(), 1.0)
+    assert len(findings("PAR002", model, X, checkpoint=checkpoint, config=LLAMA)) == 1
+    # trained gains of Gemma are as large: by themselves they prove nothing
+    assert findings("PAR002", model, X, checkpoint=checkpoint) == []
+    assert findings("PAR002", model, X, checkpoint=checkpoint, config=GEMMA) == []
+
+
+def test_a_unit_offset_model_with_its_own_gains_is_sound() -> None:
+    model, checkpoint = loaded(offset(), 0.0)
+    assert findings("PAR002", model, X, checkpoint=checkpoint, config=GEMMA) == []
+
+
+def test_a_reference_whose_gains_are_one_larger_is_a_witness() -> None:
+    model, checkpoint = loaded(plain(), 0.0)
+    right = plain()
+    load(right, checkpoint, add=1.0)
+    (found,) = findings("PAR002", model, X, reference=right)
+    assert found.evidence["witness"] == "reference"
+    assert findings("PAR002", right, X, reference=right) == []
+
+
+@pytest.mark.parametrize("made", [plain(), offset()], ids=["plain", "offset"])
+def test_trained_models_of_either_kind_are_sound(made: nn.Sequential) -> None:
+    assert findings("PAR002", train(made), X) == []
+
+
+def test_gains_at_their_initial_value_are_sound_in_every_family() -> None:
+    for model in (plain(), offset()):
+        for config in (GEMMA, LLAMA, {"model_type": "nobody-knows"}, None):
+            assert findings("PAR002", model, X, config=config) == []
+
+
+def test_the_names_of_a_chain_are_those_of_its_gains() -> None:
+    assert gains(plain(2)) == ["1.weight", "3.weight"]
