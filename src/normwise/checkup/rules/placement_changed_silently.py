@@ -139,9 +139,7 @@ def _finding(switch: Switch, now: float, other: float, parts: int) -> Finding:
             "placement_of_the_weights": there,
         },
         counterfactual=effect(
-            both(
-                f"build the blocks with {switch.name}={not switch.value}", f"用 {switch.name}={not switch.value} 构建块"
-            ),
+            both(f"{switch.name}={not switch.value} in the blocks", f"块中 {switch.name}={not switch.value}"),
             "loss on the given data",
             now,
             other,
