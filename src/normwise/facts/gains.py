@@ -100,6 +100,12 @@ class Gain:
         return float(self.effective.std(unbiased=False))
 
     @property
+    def direct(self) -> bool:
+        """Whether the parameter is the gain, up to the offset; a gate behind a sigmoid is not."""
+        declared = self.stored.cpu().double() + self.offset
+        return bool(((self.effective - declared).abs() <= _ROUNDING * declared.abs().clamp_min(1e-3)).all())
+
+    @property
     def constant(self) -> float | None:
         """The number that every channel has, or None where they differ."""
         first = float(self.effective[0])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.checkup.rules.gain_models import X, gains, load, offset, plain, stored, train
+from tests.checkup.rules.gain_models import WIDTH, Offset, X, chain, gains, load, offset, plain, stored, train
 from tests.checkup.rules.judging import findings
 
 GEMMA, LLAMA = {"model_type": "gemma2"}, {"model_type": "llama"}
@@ -93,3 +93,30 @@ def test_gains_at_their_initial_value_are_sound_in_every_family() -> None:
 
 def test_the_names_of_a_chain_are_those_of_its_gains() -> None:
     assert gains(plain(2)) == ["1.weight", "3.weight"]
+
+
+class Gated(nn.Module):
+    """A norm scaled by the sigmoid of a parameter, which lies around 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * torch.sigmoid(self.gate)
+
+
+def test_the_parameter_of_a_gate_is_no_gain() -> None:
+    model = chain(Gated(), Gated())
+    random = torch.Generator().manual_seed(0)
+    checkpoint = {k: torch.randn(t.shape, generator=random) * 0.2 for k, t in model.state_dict().items()}
+    model.load_state_dict(checkpoint)
+    assert findings("PAR002", model, X, checkpoint=checkpoint, config=GEMMA) == []
+
+
+def test_plain_norms_beside_those_with_an_offset_may_be_plain_in_the_family_too() -> None:
+    model = chain(Offset(), Offset(), nn.RMSNorm(WIDTH, eps=1e-6))
+    checkpoint = stored(model, 0.0)
+    checkpoint["5.weight"] += 1
+    model.load_state_dict(checkpoint)
+    assert findings("PAR002", model, X, checkpoint=checkpoint, config={"model_type": "qwen3_next"}) == []

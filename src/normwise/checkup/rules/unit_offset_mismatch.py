@@ -34,7 +34,7 @@ from normwise.facts import Facts
 from normwise.facts.gains import Gain, regained, rms
 from normwise.rendering import both
 from normwise.spec import Kind
-from normwise.targets import Target
+from normwise.targets import Target, Weights
 
 CODE = "PAR002"
 SEVERITY = Severity.ERROR
@@ -83,9 +83,12 @@ class _Case:
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report gains stored for the other convention."""
-    gains = [g for g in facts.gains.of(Kind.LAYER, Kind.RMS) if len(g.effective) >= FEWEST and g.constant is None]
+    if facts.target.weights is Weights.RANDOM:
+        return
+    held = [g for g in facts.gains.of(Kind.LAYER, Kind.RMS) if len(g.effective) >= FEWEST and g.direct]
+    gains = [g for g in held if g.constant is None]
     plain, offset = ([g for g in gains if g.offset == number] for number in (0, 1))
-    if (case := _missing(facts, plain)) is not None:
+    if (case := _missing(facts, plain, knows=any(g.offset == 1 for g in held))) is not None:
         yield _finding(facts, case, len(gains), added=1.0)
     if (case := _twice(facts, offset)) is not None:
         yield _finding(facts, case, len(gains), added=0.0)
@@ -98,8 +101,12 @@ def _centred(gains: Sequence[Gain], minority: float, limit: float) -> bool:
     return minority <= negative <= 1 - minority and abs(float(stored.mean())) <= limit * rms(stored)
 
 
-def _missing(facts: Facts, plain: list[Gain]) -> _Case | None:
-    """Return plain norms whose gains need 1 added."""
+def _missing(facts: Facts, plain: list[Gain], *, knows: bool) -> _Case | None:
+    """Return plain norms whose gains need 1 added.
+
+    A model that ``knows`` of the offset has norms with it: its plain ones may be plain in the family too, as the gated
+    norms of Qwen3-Next are.
+    """
     short = [g for g in plain if facts.gains.short_of_reference(g) == 1]
     if short:
         return _case(short, Severity.ERROR, _REFERENCE)
@@ -107,7 +114,7 @@ def _missing(facts: Facts, plain: list[Gain]) -> _Case | None:
     shifted = [g for g in plain if facts.gains.shift(g) == 1]
     around = [g for g in plain if _centred([g], MINORITY_OF_ONE, CENTRED_OF_ONE) and g not in shifted]
     most = bool(around) and len(around) >= MOST * len(plain) and _centred(around, MINORITY, CENTRED)
-    if facts.gains.family_offset == 1 and as_stored and (most or not shifted):
+    if facts.gains.family_offset == 1 and as_stored and (most or not (shifted or knows)):
         return _case(as_stored, Severity.ERROR, _FAMILY)
     if facts.gains.family_offset == 1 and most:
         return _case(around, Severity.ERROR, _FAMILY)
