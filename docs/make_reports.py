@@ -13,6 +13,8 @@ from contextlib import chdir
 from functools import cache
 from pathlib import Path
 
+import torch
+
 import normwise as nw
 from normwise.checkup import reports
 from normwise.checkup.report import Report
@@ -27,7 +29,8 @@ VERDICTS = ("Passed", "Not checked")  # what follows the findings
 
 @cache
 def checked(target: str) -> Report:
-    """Return the report on a target, found from the root of the repository."""
+    """Return the report on a target, found from the root of the repository; sums depend on the number of threads."""
+    torch.set_num_threads(1)
     with chdir(DOCS.parent):
         return nw.check(target)
 
