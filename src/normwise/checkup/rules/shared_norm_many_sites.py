@@ -21,8 +21,10 @@ step).
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -61,6 +63,17 @@ ZH = """同一个归一化实例用于多个位置。
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """One norm that runs several times."""
+
+    path: str
+    calls: int
+    running: bool
+    differing: float | None  # share of channels
+    loud: bool
+
+
 def check(facts: Facts) -> Iterator[Finding]:
     """Report norms whose parameters or buffers serve several places."""
     owners: dict[int, list[NormCall]] = defaultdict(list)
@@ -68,28 +81,41 @@ def check(facts: Facts) -> Iterator[Finding]:
         held = next((v for v in (call.running_var, call.weight) if v is not None), None)
         if held is not None:
             owners[held].append(call)
+    roles: dict[object, list[_Shared]] = defaultdict(list)
     for held, calls in owners.items():
         if len(calls) > 1:
-            yield _finding(facts, facts.graph.values[held].names[0].rpartition(".")[0], calls)
+            shared = _read(facts, facts.graph.values[held].names[0].rpartition(".")[0], calls)
+            roles[shared.loud, len(calls), re.sub(r"\d+", "*", shared.path)].append(shared)
+    for alike in roles.values():
+        yield _finding(alike)
 
 
-def _finding(facts: Facts, path: str, calls: Sequence[NormCall]) -> Finding:
-    differing = _differing(facts, calls) if calls[0].running_var is not None else None
+def _read(facts: Facts, path: str, calls: Sequence[NormCall]) -> _Shared:
+    running = calls[0].running_var is not None
+    differing = _differing(facts, calls) if running else None
     loud = differing is not None and differing >= CHANNELS and _in_series(facts, calls)
-    share = f", {differing:.0%}" if differing is not None else ""
+    return _Shared(path=path, calls=len(calls), running=running, differing=differing, loud=loud)
+
+
+def _finding(alike: Sequence[_Shared]) -> Finding:
+    first = max(alike, key=lambda s: s.differing or 0.0)
+    en = f", {first.differing:.0%} of channels differ" if first.differing is not None else ""
+    zh = f"，{first.differing:.0%} 的通道不同" if first.differing is not None else ""
     return Finding(
-        path=path,
-        severity=SEVERITY if loud else Severity.INFO,
-        basis=Basis.MEASURED if loud else Basis.PROOF,
+        path=first.path,
+        paths=(first.path, *(s.path for s in alike if s is not first)),
+        severity=SEVERITY if first.loud else Severity.INFO,
+        basis=Basis.MEASURED if first.loud else Basis.PROOF,
         message=both(
-            f"one norm, {counted(len(calls), 'call')} in a pass" + (f"{share} of channels differ" if share else ""),
-            f"同一个归一化在一次前向中调用 {len(calls)} 次" + (f"，{differing:.0%} 的通道不同" if share else ""),
+            f"{counted(len(alike), 'norm')} called {first.calls} times in a pass{en}",
+            f"{len(alike)} 个归一化在一次前向中各调用 {first.calls} 次{zh}",
         ),
         evidence={
             "metric": "share of channels whose input differs between the calls",
-            "value": differing,
-            "calls": len(calls),
-            "running_statistics": calls[0].running_var is not None,
+            "value": first.differing,
+            "norms": len(alike),
+            "calls": first.calls,
+            "running_statistics": first.running,
         },
         fix=both(
             "Give each place a norm of its own, or use a norm without running statistics.",
@@ -136,7 +162,7 @@ def _in_series(facts: Facts, calls: Sequence[NormCall]) -> bool:
     return any(c.input in reached for c in ordered[1:])
 
 
-class _Shared(nn.Module):
+class _TwoDepths(nn.Module):
     def __init__(self, *, norms: int) -> None:
         super().__init__()
         self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
@@ -149,7 +175,7 @@ class _Shared(nn.Module):
 
 def _target(*, norms: int) -> Target:
     random = torch.Generator().manual_seed(0)
-    return Target(model=_Shared(norms=norms), args=(torch.randn(256, 4, generator=random),))
+    return Target(model=_TwoDepths(norms=norms), args=(torch.randn(256, 4, generator=random),))
 
 
 def bad() -> Target:
