@@ -305,10 +305,15 @@ class Ranges:
         graph = self.facts.traced.graph
         if not any(v.dtype in HALF for v in graph.values if v.kind is ValueKind.OP) or self.float32 is None:
             return None
+        there = self.float32.graph.outputs
         try:
-            return int((~self.float32.like(value).isfinite()).sum())
+            if value in graph.outputs and len(there) == len(graph.outputs):
+                tensor = self.float32.of(there[graph.outputs.index(value)])
+            else:
+                tensor = self.float32.like(value)
         except NotKnown:
             return None
+        return int((~tensor.isfinite()).sum())
 
     # -- who made it large --------------------------------------------------------------------------
 

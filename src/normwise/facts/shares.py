@@ -70,6 +70,8 @@ def _share(facts: Facts, site: Site, spec: NormSpec, call: NormCall) -> Share | 
     if x.numel() == 0 or not bool(x.isfinite().all()):
         return None
     s = statistic(spec, x)
+    if s.numel() == x.numel():
+        return None  # a statistic of one element has nothing to say beside eps
     wide = torch.promote_types(x.dtype, torch.float32)
     eps = eps_of(spec, wide)
     if eps == 0:

@@ -39,7 +39,7 @@ from normwise.facts import Facts
 from normwise.facts.ranges import HALF, Failure, How, Origin
 from normwise.facts.repairs import effect
 from normwise.facts.shares import need_true_weights
-from normwise.rendering import both
+from normwise.rendering import Text, both
 from normwise.targets import Target
 
 ZH = """第一个非有限值的来源：是归一化造成的，还是只在它那里显现。
@@ -68,6 +68,8 @@ https://github.com/huggingface/transformers/pull/37226（float16 的 Gemma 3：�
 CODE = "NUM009"
 SEVERITY = Severity.ERROR
 EXPLAINS = ("NUM002", "NUM005", "NUM008")
+
+_LARGE_GAIN = 100.0  # a row of size 1 is multiplied to a thousandth of float16's range and more
 
 _WORDS = {
     How.OVERFLOW: both("overflow", "溢出"),
@@ -151,7 +153,7 @@ def _finding(facts: Facts, failure: Failure, severity: Severity) -> Finding:
         paths=tuple(dict.fromkeys((path, *victims))),
         severity=severity,
         basis=Basis.PROOF,
-        message=_message(origin, verdict, victims),
+        message=_message(origin, verdict, victims, large),
         evidence={
             "kind": str(origin.how),
             "op": origin.op.name if origin.op is not None else f"given: {origin.path}",
@@ -173,7 +175,7 @@ def _finding(facts: Facts, failure: Failure, severity: Severity) -> Finding:
     )
 
 
-def _message(origin: Origin, verdict: str, victims: tuple[str, ...]) -> str:
+def _message(origin: Origin, verdict: str, victims: tuple[str, ...], large: list[dict[str, object]]) -> Text:
     kind = _WORDS[origin.how]
     en, zh = f"{kind}", f"{kind.zh}"
     if origin.op is not None:
@@ -183,6 +185,9 @@ def _message(origin: Origin, verdict: str, victims: tuple[str, ...]) -> str:
         zh += f"：float32 下为 {origin.peak32:.0f}，{origin.dtype} 上限为 {origin.limit:.5g}"
     else:
         en, zh = f"{en}: {origin.bad} elements ({origin.dtype})", f"{zh}：{origin.bad} 个元素（{origin.dtype}）"
+    gains = [row["max_gain"] for row in large if isinstance(row["max_gain"], float)]
+    if gains and max(gains) > _LARGE_GAIN:
+        return both(f"{en}; gains up to {max(gains):.3g}", f"{zh}；增益达 {max(gains):.3g}")
     if verdict == "origin":
         return both(f"{en}; the norm is the origin", f"{zh}；归一化是源头")
     if victims:
