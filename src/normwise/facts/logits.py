@@ -27,6 +27,8 @@ _SAMPLES, _QUERIES = 4, 128
 # Masks are added, -100 (Swin) or less, and leave a gap between what is seen and what is not: wider than any between
 # logits that mean something, whose own spread it exceeds several times.
 _GAP, _GAPS = 50.0, 4.0
+# products that are query @ key, the keys transposed
+_PLAIN = frozenset({"matmul", "bmm", "baddbmm"})
 # keys that are alike spread nothing, however they are scaled
 _SPREADS = 1e-3
 
@@ -107,14 +109,14 @@ class _Score:
     def read(self, run: Run) -> Attention | None:
         try:
             logits = self._logits(run, normed=False)
-        except NotKnown:
+        except (NotKnown, RuntimeError):  # a mask or a layout of its own
             return None
         measured = _sharpness(logits)
         if measured is None:
             return None
         try:
             repaired = self._logits(run, normed=True)
-        except NotKnown:
+        except (NotKnown, RuntimeError):
             repaired = None
         chains = [self.facts.streams.chain(v) for v in (self.query, self.key)]
         return Attention(
@@ -129,33 +131,38 @@ class _Score:
 
     def _logits(self, run: Run, *, normed: bool) -> torch.Tensor:
         """Return logits [samples, heads, queries, keys] in float64, masked ones at -inf."""
-        if self.product is not None and not normed:
-            logits = _four(run.of(self.op.inputs[0]))
-            return _masked(logits[:_SAMPLES, :, -_QUERIES:].double())
+        if self.product is not None:
+            shown = _four(run.of(self.op.inputs[0])).double()
+            logits = self._product(run, shown.shape) if normed else shown
+            hidden = ~_masked(shown).isfinite()
+            return logits.masked_fill(hidden, -math.inf)[:_SAMPLES, :, -_QUERIES:]
         query, key = (_four(run.of(v)) for v in (self.query, self.key))
-        if self.product is not None and key.shape[-1] != query.shape[-1]:
-            key = key.transpose(-1, -2)
-        if query.shape[-1] != key.shape[-1] or query.shape[-1] < 2:
+        if query.shape[-1] != key.shape[-1] or query.shape[-1] < 2 or query.shape[1] % key.shape[1]:
             raise NotKnown("queries and keys do not fit each other")
-        if key.shape[1] != query.shape[1]:  # grouped queries
-            key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)  # grouped queries
         rows = slice(max(query.shape[2] - _QUERIES, 0), query.shape[2])
         query, key = query[:_SAMPLES, :, rows].double(), key[:_SAMPLES].double()
         scale = self._scale(query.shape[-1])
         if normed:
-            query, key = (t * torch.rsqrt(t.square().mean(-1, keepdim=True) + 1e-12) for t in (query, key))
-            scale = 1 / math.sqrt(query.shape[-1])
+            query, key, scale = _unit(query, -1), _unit(key, -1), 1 / math.sqrt(query.shape[-1])
         logits = query @ key.transpose(-1, -2) * scale
         return _masked(self._mask(run, logits, rows))
+
+    def _product(self, run: Run, shape: torch.Size) -> torch.Tensor:
+        """Return the product of RMS-normalized queries and keys, as the logits are laid out."""
+        query, key = run.of(self.query).double(), run.of(self.key).double()
+        if self.product is None or self.product.short not in _PLAIN or query.dim() < 3:
+            raise NotKnown("the product is no plain one")
+        logits = _unit(query, -1) @ _unit(key, -2) / math.sqrt(query.shape[-1])  # keys come transposed
+        if logits.numel() != math.prod(shape) or logits.shape[-2:] != shape[-2:]:
+            raise NotKnown("the logits are laid out otherwise")
+        return logits.reshape(shape)
 
     def _scale(self, width: int) -> float:
         given = self._argument("scale")
         return float(given) if isinstance(given, (int, float)) else 1 / math.sqrt(width)
 
     def _mask(self, run: Run, logits: torch.Tensor, rows: slice) -> torch.Tensor:
-        if self.product is not None:
-            hidden = _four(run.of(self.op.inputs[0]))[:_SAMPLES, :, -_QUERIES:].double()
-            return logits.masked_fill(~_masked(hidden).isfinite(), -math.inf)
         mask = self._argument("attn_mask")
         if isinstance(mask, Ref):
             given = self._given_mask(run, mask.value)
@@ -203,6 +210,10 @@ class _Score:
                 return True
             pending.extend(flow.acts(op))
         return False
+
+
+def _unit(vectors: torch.Tensor, axis: int) -> torch.Tensor:
+    return vectors * torch.rsqrt(vectors.square().mean(axis, keepdim=True) + 1e-12)
 
 
 def _four(tensor: torch.Tensor) -> torch.Tensor:
