@@ -56,6 +56,7 @@ class Causality:
 _NO_TIME = both(
     "the inputs have no one time axis by which steps could be told apart", "输入没有统一的时间轴，无法区分各步"
 )
+_NO_OUTPUT = both("no output of the model has the steps of its inputs", "模型的输出没有与输入相同的时间步")
 _NO_OTHERS = both("the inputs hold no other values to put in the place of a step", "输入中没有可替换时间步的其他值")
 
 
@@ -85,6 +86,8 @@ def read(facts: Facts) -> Causality:
     past = torch.arange(steps) <= step
     found = tuple(introduced(calls, base, other, pairs, steps, past))
     change = mixing.output_change(facts.target, "time", steps, past, base, other, pairs)
+    if found and change is None:
+        raise NotKnown(_NO_OUTPUT)
     if not found or change is None or change < DIFFER:
         return Causality(steps=steps, step=step, change=change or 0.0)
     alike = mixing.like_calls([f.call for f in found], calls, base.graph)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normwise.errors import NotKnown
-from normwise.graph import Graph, Recording, trace
+from normwise.graph import Graph, Recording, ValueKind, trace
 from normwise.rendering import both
 from normwise.targets import inputs
 from normwise.targets.target import Target
 
-__all__ = ["Labels", "read"]
+__all__ = ["Labels", "counts_tokens", "read"]
 
 Labels = dict[int, tuple[str, ...]]
 
@@ -41,6 +41,12 @@ def read(target: Target, recording: Recording) -> Labels:
     return {
         v.id: label for v in recording.graph.values if (label := _label(v.id, recording.graph, changed)) is not None
     }
+
+
+def counts_tokens(graph: Graph) -> bool:
+    """Whether an integer input [B, T] says which axis is time."""
+    given = (v for v in graph.values if v.kind is ValueKind.INPUT)
+    return any(not v.floating and v.dtype != "bool" and len(v.shape) == 2 for v in given)
 
 
 def _other_time(target: Target) -> tuple[tuple[object, ...], dict[str, object]] | None:

@@ -105,6 +105,20 @@ def test_a_leak_is_reported_once_and_not_as_a_norm_over_the_sequence_too() -> No
     assert [(f.code, f.severity, f.path) for f in found] == [("AXS003", "error", "norms.1")]
 
 
+def test_signals_of_a_causal_convolution_leak_for_sure_only_where_causality_is_claimed() -> None:
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.read, self.norm, self.head = nn.Conv1d(3, 4, 3, padding=2), nn.GroupNorm(1, 4), nn.Conv1d(4, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.norm(self.read(x)[..., :-2]))
+
+    assert severities("AXS003", Causal().eval(), speech()) == ["warning"]
+    assert severities("AXS003", Causal().eval(), speech(), claims=("causal",)) == ["error"]
+
+
 def test_an_encoder_with_the_same_norm_is_told_of_the_axes_alone() -> None:
     found = of_family(Transformer(Rms(-2, -1), causal=False).eval(), ids())
     assert [(f.code, f.severity) for f in found] == [("AXS002", "warning")]

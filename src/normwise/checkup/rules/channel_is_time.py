@@ -32,9 +32,9 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
+from normwise.facts.labels import counts_tokens
 from normwise.facts.sites import Site
 from normwise.facts.vocabulary import CONV
-from normwise.graph import ValueKind
 from normwise.rendering import both
 from normwise.spec import Scope
 from normwise.targets import Target
@@ -73,7 +73,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     if not suspects:
         return
     wrong = [s for s in suspects if _channels_are(facts, s) == "time"]
-    certain = _counts_tokens(facts)
+    certain = counts_tokens(facts.graph)
     if certain and wrong:  # the run with another length stopped at the first: its like have the same axes
         shapes = {s.row.shape for s in wrong}
         wrong = [s for s in suspects if s in wrong or (s.row.shape in shapes and _channels_are(facts, s) == "unknown")]
@@ -99,12 +99,6 @@ def _has_channels(site: Site) -> bool:
 def _channels_are(facts: Facts, site: Site) -> str:
     axes = facts.labels.get(site.calls[0].input)
     return axes[CHANNELS] if axes else "unknown"
-
-
-def _counts_tokens(facts: Facts) -> bool:
-    """Whether an integer input [B, T] says which axis is time."""
-    inputs = [v for v in facts.graph.values if v.kind is ValueKind.INPUT]
-    return any(not v.floating and len(v.shape) == 2 for v in inputs)
 
 
 def _features_last(facts: Facts, site: Site) -> bool:

@@ -32,9 +32,9 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts, mixing
+from normwise.facts.labels import counts_tokens
 from normwise.facts.masks import masks_behind
 from normwise.facts.sites import Site
-from normwise.graph import ValueKind
 from normwise.rendering import both
 from normwise.spec import Scope
 from normwise.targets import Target, inputs
@@ -92,15 +92,10 @@ def _spans_time(facts: Facts, site: Site) -> bool:
     return any("time" in axes[axis] for axis in spec.axes)
 
 
-def _counts_tokens(facts: Facts) -> bool:
-    given = (v for v in facts.graph.values if v.kind is ValueKind.INPUT)
-    return any(not v.floating and v.dtype != "bool" and len(v.shape) == 2 for v in given)
-
-
 def _finding(facts: Facts, sites: list[Site]) -> Finding:
     paths = tuple(s.row.path for s in sites)
     first = sites[0]
-    tokens, elements = _counts_tokens(facts), first.calls[0].count
+    tokens, elements = counts_tokens(facts.graph), first.calls[0].count
     return Finding(
         path=paths[0],
         paths=paths,
