@@ -53,7 +53,7 @@ class Rows:
             NotKnown: the norm cannot be replayed by itself.
         """
         x = self._like_input(call).fill_(number).requires_grad_()
-        y = self._made(call, x, spec, grad=True)
+        y = self.core(call, x, spec, grad=True)
         if not y.requires_grad:
             raise NotKnown(
                 both("the norm's output does not depend on its input in a replay", "重放时该归一化的输出不依赖输入")
@@ -83,7 +83,7 @@ class Rows:
 
     def error_on(self, call: NormCall, x: torch.Tensor, spec: NormSpec | None = None) -> float:
         """Return the relative error of the norm against float64 on the given input; inf if it is not finite."""
-        got = self._made(call, x, spec).cpu().double()
+        got = self.core(call, x, spec).cpu().double()
         expected = self.double(call.core, {call.input: x.cpu().double()})
         if not got.isfinite().all():
             return math.inf
@@ -144,7 +144,8 @@ class Rows:
             raise NotKnown(both("the norm cannot be differentiated by itself", "该归一化无法单独求导"))
         return torch.autograd.grad(y, list(leaves.values()), (1 + core).to(y.dtype).reshape(y.shape))
 
-    def _made(self, call: NormCall, x: torch.Tensor, spec: NormSpec | None, *, grad: bool = False) -> torch.Tensor:
+    def core(self, call: NormCall, x: torch.Tensor, spec: NormSpec | None, *, grad: bool = False) -> torch.Tensor:
+        """Return the normalized value of an input in the recorded dtypes, or what a spec makes of it."""
         if spec is None:
             return self.recorded(call.core, {call.input: x}, grad=grad)
         with torch.set_grad_enabled(grad):

@@ -134,3 +134,24 @@ def test_sixty_four_layers_are_one_finding() -> None:
     (found,) = findings("NUM001", layers, x(torch.float16))
     assert len(found.paths) == 64
     assert found.path == "0.1"
+
+
+def test_your_own_rows_count_where_their_mean_is_large_against_their_spread() -> None:
+    class Centred(nn.Module):
+        def __init__(self, *, float32: bool) -> None:
+            super().__init__()
+            self.float32 = float32
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.float() if self.float32 else x
+            y = y - y.mean(-1, keepdim=True)
+            return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+    rows = (torch.randn(8, 64, generator=torch.Generator().manual_seed(0)) + 60).bfloat16()
+    (found,) = findings("NUM001", nn.Sequential(Centred(float32=False)), rows)
+    assert (str(found.severity), found.evidence["relative_error_given_rows"] > 0.03) == ("warning", True)
+    assert found.counterfactual is not None
+    assert found.counterfactual["after"] < 0.01
+    assert findings("NUM001", nn.Sequential(Centred(float32=True)), rows) == []
+    (fine,) = findings("NUM001", nn.Sequential(Centred(float32=False)), rows - 60)
+    assert str(fine.severity) == "info"

@@ -3,10 +3,11 @@
 ## What it finds
 A norm written by hand whose squares, mean or variance are computed in float16 or bfloat16. The norm is run by itself
 on three kinds of rows, in the dtypes it really has and in float64: standard normal rows, rows with one element of
-400, and rows of 400 times standard normal. A float16 norm that loses its row to one large element is an error; one
-that loses only large rows, or errs by more than 1 % on ordinary ones, a warning. Anything else is worth knowing, as
-are cosine similarities off the residual stream. Torch's own norms, and reductions such as `std` or `vector_norm`,
-accumulate in float32 and are reported only where they fail.
+400, and rows of 400 times standard normal; and, with true weights, on the rows of the example run. A float16 norm
+that loses its row to one large element is an error; one that loses only large rows, or errs by more than 1 % on
+ordinary ones or 3 % on yours, a warning. Anything else is worth knowing, as are cosine similarities off the residual
+stream. Torch's own norms, and reductions such as `std` or `vector_norm`, accumulate in float32 and are reported only
+where they fail.
 
 ## Why it matters
 float16 ends at 65504, so the square of any element of 256 or more is infinite. Then `rsqrt(inf)` is 0 and the whole
@@ -49,16 +50,17 @@ from normwise.facts.repairs import effect
 from normwise.facts.rows import alike
 from normwise.facts.sites import Site
 from normwise.rendering import Text, both
-from normwise.spec import Statistic
+from normwise.spec import NormSpec, Statistic
 from normwise.targets import Target
+from normwise.targets.target import Weights
 
 ZH = """用半精度计算统计量的归一化。
 
 ## 发现什么
 平方、均值或方差在 float16 或 bfloat16 中计算的手写归一化。归一化被单独在三种行上运行，既用它真实的 dtype，也用
-float64：标准正态的行、含一个 400 的行、以及 400 倍标准正态的行。float16 归一化因一个大元素就丢失整行，为错误；只丢失
-整体很大的行、或在普通行上误差超过 1%，为警告。其余作提示，残差流之外的余弦相似度也只作提示。torch 自带的归一化以及
-`std`、`vector_norm` 等归约在 float32 中累加，只有真正出错时才报告。
+float64：标准正态的行、含一个 400 的行、400 倍标准正态的行，以及（权重真实时）示例运行中的行。float16 归一化因一个大元
+素就丢失整行，为错误；只丢失整体很大的行、或误差在普通行上超过 1%、在你的行上超过 3%，为警告。其余作提示，残差流之外的
+余弦相似度也只作提示。torch 自带的归一化以及 `std`、`vector_norm` 等归约在 float32 中累加，只有真正出错时才报告。
 
 ## 为什么重要
 float16 的上限是 65504，所以 256 以上元素的平方就是无穷。于是 `rsqrt(inf)` 为 0，整行输出*恰好为零*：有限、无声、梯度
@@ -93,6 +95,10 @@ LOUD = 400.0
 # Relative to the whole output; a mean square rounded once to bfloat16 costs at most 2^-9 = 0.2 %, and two more
 # roundings as much again. More than 1 % is another mechanism: cancellation, or underflow.
 ACCURATE = 0.01
+# The same on your own rows, which may hold a mean of a few deviations: bfloat16 rounds that to 2^-9 of itself
+ACCURATE_GIVEN = 0.03
+# Rows at less than half the usual size are constant but for rounding: their error is noise
+_USUAL = 0.25
 # An output that has lost its row: 0 instead of x gives a relative error of 1
 COLLAPSED = 0.5
 # Reductions that square and sum in float32 inside, whatever dtype they return (torch 2.13)
@@ -108,6 +114,7 @@ class Judged:
 
     dtype: str
     ordinary: float
+    given: float  # on the rows of the example run that come out at their usual size
     spike: float
     loud: float
     fused: bool
@@ -116,7 +123,7 @@ class Judged:
     @property
     def severity(self) -> Severity | None:
         """How bad it is, None where the op is fused and exact enough."""
-        if self.ordinary > ACCURATE:
+        if self.ordinary > ACCURATE or self.given > ACCURATE_GIVEN:
             return Severity.WARNING
         if self.spike > COLLAPSED and not self.bounded:
             return Severity.ERROR
@@ -134,7 +141,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     unknown: NotKnown | None = None
     for group in alike(suspects, facts.recording):
         try:
-            judged = judge(facts, group[0])
+            judged = judge(facts, group)
         except NotKnown as why:
             unknown = why
             continue
@@ -146,13 +153,14 @@ def check(facts: Facts) -> Iterator[Finding]:
         raise unknown
 
 
-def judge(facts: Facts, site: Site) -> Judged:
-    """Run a norm by itself on three kinds of rows."""
-    call = site.calls[0]
+def judge(facts: Facts, group: tuple[Site, ...]) -> Judged:
+    """Run one kind of norm by itself on three kinds of rows, and each of them on its own."""
+    site, call = group[0], group[0].calls[0]
     readers = {facts.graph.ops[m].short for m in call.members if call.statistic_value in facts.graph.ops[m].inputs}
     return Judged(
         dtype=facts.graph.values[call.statistic_value].dtype,
         ordinary=facts.rows.error(call),
+        given=max(_error_given(facts, each) for each in group),
         spike=facts.rows.error(call, spike=SPIKE),
         loud=facts.rows.error(call, scale=LOUD),
         fused=bool(readers & FUSED),
@@ -162,10 +170,27 @@ def judge(facts: Facts, site: Site) -> Judged:
     )
 
 
+def _error_given(facts: Facts, site: Site, spec: NormSpec | None = None) -> float:
+    """Return the error on the rows of the example run, those left out that are constant or lost altogether."""
+    call = site.calls[0]
+    if site.row.spec is None or facts.target.weights in (Weights.RANDOM, Weights.FAKE):
+        return 0.0
+    try:
+        x = facts.runs.base.of(call.input)
+        made = facts.rows.core(call, x, spec).cpu().double()
+        true = facts.rows.double(call.core, {call.input: x.cpu().double()})
+    except NotKnown:
+        return 0.0
+    axes = site.row.spec.axes
+    kept = (true.square().mean(axes, keepdim=True) > _USUAL) & (made != 0).any(-1, keepdim=True) & made.isfinite()
+    size = float((true * kept).norm())
+    return float(((made - true).nan_to_num() * kept).norm()) / size if size > 0 else 0.0
+
+
 def _finding(facts: Facts, dtype: str, severity: Severity, groups: list[tuple[Judged, tuple[Site, ...]]]) -> Finding:
     paths = tuple(site.row.path for _, group in groups for site in group)
     judged = [j for j, _ in groups]
-    numbers = {name: max(getattr(j, name) for j in judged) for name in ("ordinary", "spike", "loud")}
+    numbers = {name: max(getattr(j, name) for j in judged) for name in ("ordinary", "given", "spike", "loud")}
     return Finding(
         path=paths[0],
         paths=paths,
@@ -180,7 +205,7 @@ def _finding(facts: Facts, dtype: str, severity: Severity, groups: list[tuple[Ju
             "spike": SPIKE,
             "loud": LOUD,
         },
-        counterfactual=_repair(facts, groups[0][1][0], numbers),
+        counterfactual=_repair(facts, max(groups, key=lambda g: g[0].given)[1], numbers),
         fix=both(
             "Take the statistics of x.float() and cast the normalized value back: y = x.float(); ...; y.to(x.dtype).",
             "在 x.float() 上计算统计量，再把归一化后的值转回：y = x.float(); ...; y.to(x.dtype)。",
@@ -188,20 +213,26 @@ def _finding(facts: Facts, dtype: str, severity: Severity, groups: list[tuple[Ju
     )
 
 
-def _repair(facts: Facts, site: Site, numbers: dict[str, float]) -> dict[str, object] | None:
+def _repair(facts: Facts, group: tuple[Site, ...], numbers: dict[str, float]) -> dict[str, object] | None:
     """Judge the same formula with statistics in float32 on the rows that were worst."""
+    site = group[0]
     if site.row.spec is None or site.row.spec.statistic is Statistic.OTHER:
         return None
-    worst = max(numbers, key=lambda name: numbers[name])
-    rows = {"ordinary": {}, "spike": {"spike": SPIKE}, "loud": {"scale": LOUD}}[worst]
     wide = replace(site.row.spec, stats_dtype="float32")
+    change = both("the statistics in float32", "用 float32 计算统计量")
+    if numbers["ordinary"] <= ACCURATE and numbers["given"] > ACCURATE_GIVEN:
+        site = max(group, key=lambda s: _error_given(facts, s))
+        errors = [_error_given(facts, site, spec) for spec in (None, wide)]
+        return effect(change, "relative error on your rows", *errors)
+    worst = max((n for n in numbers if n != "given"), key=lambda name: numbers[name])
+    rows = {"ordinary": {}, "spike": {"spike": SPIKE}, "loud": {"scale": LOUD}}[worst]
     try:
         after = facts.rows.error(site.calls[0], spec=wide, **rows)
     except (NotKnown, ValueError, RuntimeError):
         return None
     # an output that is not finite has lost its row
     return effect(
-        both("the statistics in float32", "用 float32 计算统计量"),
+        change,
         f"relative error on {worst} rows",
         min(numbers[worst], 1.0),
         min(after, 1.0),
@@ -210,6 +241,12 @@ def _repair(facts: Facts, site: Site, numbers: dict[str, float]) -> dict[str, ob
 
 def _message(dtype: str, norms: int, numbers: dict[str, float]) -> Text:
     en, zh = f"{counted(norms, 'norm')} in {dtype}", f"{norms} 个 {dtype} 归一化"
+    if numbers["ordinary"] <= ACCURATE and numbers["given"] > ACCURATE_GIVEN:
+        off = numbers["given"]
+        return both(
+            f"{en}: statistics are off by {off:.1%} of the output on your rows",
+            f"{zh}：在你的数据上统计量误差为输出的 {off:.1%}",
+        )
     if numbers["ordinary"] > ACCURATE or max(numbers["spike"], numbers["loud"]) <= COLLAPSED:
         off = numbers["ordinary"]
         return both(f"{en}: statistics are off by {off:.2%} of the output", f"{zh}：统计量误差为输出的 {off:.2%}")
