@@ -24,9 +24,9 @@ __all__ = ["Attention", "Sharpness", "attentions"]
 
 # samples and queries that are enough for a mean: the cost stays that of a few rows at any length
 _SAMPLES, _QUERIES = 4, 128
-# Masks are added, -100 (Swin) or less, and leave a gap between what is seen and what is not: wider than any between
-# logits that mean something, whose own spread it exceeds several times.
-_GAP, _GAPS = 50.0, 4.0
+# Masks are added, -100 (Swin), -1e4 or less, and leave a gap between what is seen and what is not. No logits that mean
+# something lie a thousand apart; a smaller gap is a mask's if it exceeds the spread of several keys above it by far.
+_GAP, _GAPS, _SURE = 50.0, 4.0, 1000.0
 # products that are query @ key, the keys transposed
 _PLAIN = frozenset({"matmul", "bmm", "baddbmm"})
 # keys that are alike spread nothing, however they are scaled
@@ -146,7 +146,7 @@ class _Score:
         if normed:
             query, key, scale = _unit(query, -1), _unit(key, -1), 1 / math.sqrt(query.shape[-1])
         logits = query @ key.transpose(-1, -2) * scale
-        return _masked(self._mask(run, logits, rows))
+        return self._mask(run, logits, rows)
 
     def _product(self, run: Run, shape: torch.Size) -> torch.Tensor:
         """Return the product of RMS-normalized queries and keys, as the logits are laid out."""
@@ -169,7 +169,9 @@ class _Score:
             given = (given[: logits.shape[0]] if given.dim() == 4 else given)[
                 ..., rows if given.shape[-2] > 1 else ..., :
             ]
-            return logits.masked_fill(~given, -math.inf) if given.dtype is torch.bool else logits + given.double()
+            return (
+                logits.masked_fill(~given, -math.inf) if given.dtype is torch.bool else _masked(logits + given.double())
+            )
         if self._argument("is_causal") is True:
             keys = torch.arange(logits.shape[-1], device=logits.device)
             queries = torch.arange(rows.start, rows.stop, device=logits.device)
@@ -235,7 +237,7 @@ def _masked(logits: torch.Tensor) -> torch.Tensor:
     count = above.sum(-1, keepdim=True)
     mean = (ordered * above).sum(-1, keepdim=True) / count
     spread = (((ordered - mean) * above).square().sum(-1, keepdim=True) / count).sqrt()
-    apart = (gap > _GAP) & (gap > _GAPS * spread)
+    apart = (gap > _SURE) | ((gap > _GAP) & (gap > _GAPS * spread) & (count >= 4))
     floor = torch.where(apart, ordered.gather(-1, place), lowest)
     return logits.masked_fill(logits < floor, -math.inf)
 

@@ -64,9 +64,9 @@ CODE = "PLC006"
 SEVERITY = Severity.WARNING
 
 TOLERANCE = 0.1
-# Of weights that a gain was meant for, the sampling error of a standard deviation is 1 / sqrt(2 n): 1.6 % for 2048
-# numbers. The reverse fault is told by many weights that all agree on one unusual gain.
-AGREE = 0.05
+# The reverse fault is told by many weights that all have one unusual gain. The sampling error of a standard deviation
+# is 1 / sqrt(2 n): 2.2 % for 1024 numbers, of the median of six matrices less than half of that.
+AGREE = 0.03
 MATRICES = 6
 # below, alpha and beta are what other designs use as well: sqrt(2) and 1/2
 BLOCKS = 3
@@ -89,8 +89,14 @@ def check(facts: Facts) -> Iterator[Finding]:
         middle = sorted(gains)[len(gains) // 2]
         if alpha > 1 + TOLERANCE / 10:
             yield from _with_alpha(facts, index, alpha, middle, len(gains))
-        elif len(gains) >= MATRICES and all(abs(g / _beta(stack.depth) - 1) < AGREE for g in gains):
+        elif _at_the_gain(gains, middle, _beta(stack.depth)):
             yield _finding(facts, index, alpha, middle, len(gains))
+
+
+def _at_the_gain(gains: list[float], middle: float, beta: float) -> bool:
+    """Whether all matrices were drawn with the gain of the depth."""
+    alike = all(abs(g / beta - 1) < TOLERANCE for g in gains)
+    return len(gains) >= MATRICES and alike and abs(middle / beta - 1) < AGREE
 
 
 def _alpha(stack: Stack) -> float | None:

@@ -180,7 +180,7 @@ def _finding(facts: Facts, index: int, found: _Misplaced) -> Finding | None:
         base = facts.runs.base
         growth = _ratio(rms(base.of(adds[-1].out)), rms(base.of(adds[0].skip.root)))
         change = both("the scale on the other side of the add", "把缩放放到相加的另一侧")
-        run = rewired(facts, adds, found.rewire, [adds[-1].out])
+        run = rewired(facts, adds, found.rewire, [adds[0].skip.root, adds[-1].out])
         # behind a norm the stream is 1 either way: what the scale decides is how much of the input is left
         closed = stack.kind is StackKind.POST
         metric = "cosine_of_first_and_last_stream" if closed else "stream_rms_at_the_last_add"
