@@ -28,7 +28,8 @@ Prepare = Callable[[nn.Module], object]
 
 _PARTS = 4  # of a batch: the fewest from which a standard error means something, and together one pass
 MARGIN = 10.0
-"""Standard errors by which a loss must be lower (RULES CKP001): 3 would be chance in one of some hundred checks."""
+"""Standard errors, over the parts, of the lower loss: what another batch would change (RULES CKP001)."""
+PAIRED = 3.0  # standard errors of the difference: it is no chance of this batch either
 SHARE = 0.1  # and of the loss: less is what noise in training makes
 
 
@@ -75,11 +76,15 @@ class Losses:
 
 
 def clearly_lower(others: Sequence[float], losses: Sequence[float]) -> bool:
-    """Whether losses on the same parts are lower by far more than they vary from part to part."""
-    gaps = torch.tensor([a - b for a, b in zip(losses, others, strict=True)], dtype=torch.float64)
-    error = float(gaps.std()) / math.sqrt(len(gaps))
-    mean, size = float(gaps.mean()), abs(sum(losses) / len(losses))
-    return mean > MARGIN * error and mean > SHARE * size
+    """Whether losses on the same parts are lower on every part, and by far more than another batch would change."""
+    gaps = [a - b for a, b in zip(losses, others, strict=True)]
+    mean, size = sum(gaps) / len(gaps), abs(sum(losses) / len(losses))
+    far = mean > MARGIN * _standard_error(others) and mean > PAIRED * _standard_error(gaps)
+    return min(gaps) > 0 and far and mean > SHARE * size
+
+
+def _standard_error(numbers: Sequence[float]) -> float:
+    return float(torch.tensor(list(numbers), dtype=torch.float64).std()) / math.sqrt(len(numbers))
 
 
 def _parts(facts: Facts, *, batched: bool) -> list[Target]:
