@@ -189,6 +189,23 @@ def test_an_endless_loader_is_not_read_to_its_end() -> None:
     assert facts(net(), loader=Endless()).batches.last is None
 
 
+def test_batches_that_are_dicts_have_sizes_but_no_arguments() -> None:
+    read = facts(net(), loader=[{"x": torch.zeros(4, 4)}, {"x": torch.zeros(1, 4)}]).batches
+    assert (read.usual, read.last) == (4, 1)
+    with pytest.raises(NotKnown, match="neither tuples"):
+        _ = read.arguments
+
+
+def test_a_mixed_batch_comes_from_all_over_a_sorted_data_set() -> None:
+    data = torch.arange(640.0).reshape(-1, 1)
+    for loader in (DataLoader(TensorDataset(data), batch_size=8), [(part,) for part in data.split(8)]):
+        mixed = facts(net(), loader=loader).batches.mixed
+        assert mixed is not None
+        assert (len(mixed[0]), float(mixed[0].max()) > 500) == (64, True)
+    ragged = [(torch.zeros(2, n),) for n in (3, 5)]
+    assert facts(net(), loader=ragged).batches.mixed is None
+
+
 def raising() -> Iterator[torch.Tensor]:
     yield torch.zeros(4, 4)
     raise OSError("no such disk")

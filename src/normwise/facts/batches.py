@@ -31,8 +31,8 @@ _READ = 64  # batches read at most of a loader whose sizes follow from nothing
 class Batches:
     """The batches of a loader.
 
-    ``first`` holds the arguments of the model for the first few of them. ``last`` is None where the loader is
-    longer than what was read of it.
+    ``first`` holds the arguments of the model for the first few of them, as far as they can be told. ``last`` is None
+    where the loader is longer than what was read of it.
     """
 
     sizes: tuple[int, ...]  # of the batches that were read
@@ -45,6 +45,17 @@ class Batches:
     def usual(self) -> int:
         """The size of the first batch."""
         return self.sizes[0]
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], ...]:
+        """The arguments of the model for the first few batches.
+
+        Raises:
+            NotKnown: the batches are neither tuples nor tensors.
+        """
+        if not self.first:
+            raise NotKnown(both("the loader yields neither tuples nor tensors", "loader 产出的既不是元组也不是张量"))
+        return self.first
 
 
 def read(facts: Facts) -> Batches:
@@ -79,8 +90,8 @@ def _read(loader: Any, wanted: int) -> Batches:
             ended = False
             break
         sizes.append(_size(batch))
-        if index < KEPT:
-            first.append(tuple(batch[:wanted]) if isinstance(batch, Sequence) else (_alone(batch),))
+        if index < KEPT and (arguments := _arguments(batch, wanted)) is not None:
+            first.append(arguments)
     if not sizes:
         raise NotKnown(both("the loader is empty", "loader 为空"))
     if last is None and not ended and isinstance(loader, Sequence):
@@ -89,9 +100,16 @@ def _read(loader: Any, wanted: int) -> Batches:
         sizes=tuple(sizes),
         last=sizes[-1] if ended else last,
         first=tuple(first),
-        mixed=_mixed(loader, first[0], wanted),
+        mixed=_mixed_if_any(loader, first[0], wanted) if first else None,
         arithmetic=last is not None and not ended,
     )
+
+
+def _mixed_if_any(loader: Any, first: tuple[Any, ...], wanted: int) -> tuple[Any, ...] | None:
+    try:
+        return _mixed(loader, first, wanted)
+    except Exception:  # samples of different lengths, or a data set that cannot be indexed
+        return None
 
 
 def _mixed(loader: Any, first: tuple[Any, ...], wanted: int) -> tuple[Any, ...] | None:
@@ -104,10 +122,10 @@ def _mixed(loader: Any, first: tuple[Any, ...], wanted: int) -> tuple[Any, ...] 
         total = len(loader.dataset)
         chosen = sorted({i * total // _MIXED for i in range(_MIXED)})
         batch = loader.collate_fn([loader.dataset[i] for i in chosen])
-        return tuple(batch[:wanted]) if isinstance(batch, Sequence) else (_alone(batch),)
+        return _arguments(batch, wanted)
     if isinstance(loader, Sequence) and len(loader) > 1:
         chosen = [loader[i] for i in sorted({i * len(loader) // _STRETCHES for i in range(_STRETCHES)})]
-        parts = [tuple(b[:wanted]) if isinstance(b, Sequence) else (_alone(b),) for b in chosen]
+        parts = [p for b in chosen if (p := _arguments(b, wanted)) is not None]
         share = math.ceil(_MIXED / len(parts))
         return tuple(_joined([p[i] for p in parts], share) for i in range(len(parts[0])))
     return None
@@ -140,10 +158,11 @@ def _size(batch: Any) -> int:
     return tensor.shape[0]
 
 
-def _alone(batch: Any) -> Any:
+def _arguments(batch: Any, wanted: int) -> tuple[Any, ...] | None:
+    """Return the model's arguments in a batch; None where it is no tuple and no tensor, such as a dict."""
     if isinstance(batch, torch.Tensor):
-        return batch
-    raise NotKnown(both("the loader yields neither tuples nor tensors", "loader 产出的既不是元组也不是张量"))
+        return (batch,)
+    return tuple(batch[:wanted]) if isinstance(batch, Sequence) else None
 
 
 @contextmanager

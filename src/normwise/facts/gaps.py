@@ -64,7 +64,7 @@ def measure(facts: Facts, *, model: nn.Module | None = None, given: bool = False
         NotKnown: the model does not run, or the loader is of no use.
     """
     from_loader = facts.target.loader is not None and not given
-    args = (facts.batches.mixed or facts.batches.first[0]) if from_loader else None
+    args = (facts.batches.mixed or facts.batches.arguments[0]) if from_loader else None
     inputs = args if from_loader else (*facts.target.args, *facts.target.kwargs.values())
     first = next((t for t in tensors_in(inputs) if t.dim()), None)
     return Measurement(

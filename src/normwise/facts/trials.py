@@ -213,7 +213,7 @@ class Trials:
     def _first_inputs(self) -> list[Any]:
         target = self.facts.target
         if target.loader is not None:
-            return [batch[0] for batch in self.facts.batches.first]
+            return [batch[0] for batch in self.facts.batches.arguments]
         given = [*target.args, *target.kwargs.values()]
         if not given:
             raise NotKnown(both("the evaluation needs a batch: give inputs=...", "评估需要一个批次：给出 inputs=..."))

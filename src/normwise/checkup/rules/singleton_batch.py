@@ -60,7 +60,9 @@ https://github.com/pytorch/pytorch/issues/4534；https://github.com/facebookrese
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report batch norms that the loader's last batch leaves with one value a channel."""
-    norms = in_training(facts, Scope.BATCH)
+    # a synchronized norm joins the batches of several processes
+    model = facts.target.model
+    norms = [p for p in in_training(facts, Scope.BATCH) if not isinstance(model.get_submodule(p), nn.SyncBatchNorm)]
     if not norms:
         return
     batches = facts.batches
@@ -69,10 +71,10 @@ def check(facts: Facts) -> Iterator[Finding]:
             both("the end of the loader is not known: give it a length", "不知道 loader 何时结束：请给它长度")
         )
     numbers = values_per_channel(facts, batches.last)
-    single = {p: _outcome(facts.target.model.get_submodule(p)) for p in norms if numbers.get(p) == 1}
+    single = {p: _outcome(model.get_submodule(p)) for p in norms if numbers.get(p) == 1}
     found = {p: outcome for p, outcome in single.items() if outcome is not None}
     if found:
-        trained = facts.target.model.training or facts.target.train_step is not None
+        trained = model.training or facts.target.train_step is not None
         yield _finding(facts, found, SEVERITY if trained else Severity.INFO)
 
 
