@@ -36,8 +36,9 @@ _MATRICES = 24
 _SIDE = 256
 _SMALLEST = 256  # elements: below this a matrix tells nothing
 
-# The fourth moment over the squared second one: uniform, normal cut at two deviations, normal.
-_DRAWS = (1.8, 2.36, 3.0)
+# The fourth moment over the squared second one, and n times the variance of its estimate (an upper bound where the
+# draws are bounded): uniform, normal cut at two deviations, normal.
+_DRAWS = ((1.8, 5.8), (2.36, 10.0), (3.0, 24.0))
 # Deviations of a sampling error. Weights that were drawn pass with 1 - 1e-8, trained ones miss by tens.
 _SIGMAS = 6.0
 # The largest singular value of a drawn matrix is sqrt(rows) + sqrt(columns) times its deviation, up to a
@@ -333,9 +334,8 @@ def looks_drawn(matrix: Tensor) -> bool:
     scaled, n = matrix / rms(matrix), matrix.numel()
     if abs(float(scaled.mean())) > _SIGMAS / math.sqrt(n) or not bool(scaled.isfinite().all()):
         return False
-    fourth = scaled.pow(4)
-    kurtosis, error = float(fourth.mean()), float(fourth.std()) / math.sqrt(n)
-    if all(abs(kurtosis - k) > _SIGMAS * error for k in _DRAWS):
+    kurtosis = float(scaled.pow(4).mean())
+    if all(abs(kurtosis - expected) > _SIGMAS * math.sqrt(spread / n) for expected, spread in _DRAWS):
         return False
     squares = scaled.square()
     for sizes, count in ((squares.mean(1), columns), (squares.mean(0), rows)):

@@ -39,6 +39,7 @@ from normwise.targets import Target
 CODE = "PAR009"
 SEVERITY = Severity.WARNING
 
+SEVERAL = 2  # one gain of 1 is no pattern: it may have been folded into a matrix
 MOST = 0.5  # of the gains: with fewer, some are simply not trained
 
 ZH = """训练从未移动过的增益。
@@ -74,7 +75,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     lost = [g for g in still if _lost(g, facts.target.optimizer)]
     if lost:
         yield _lost_updates(lost, len(gains))
-    elif len(still) >= MOST * len(gains):
+    elif len(still) >= max(SEVERAL, MOST * len(gains)):
         yield _unmoved(facts, still, len(gains))
 
 
