@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from normwise.checkup import reports
 from normwise.checkup.finding import NotChecked
 from normwise.checkup.report import Report
-from normwise.checkup.reports import _depth
+from normwise.checkup.reports import _depth, _pages
 from normwise.checkup.reports._words import ZH, words
 from normwise.facts.records import ProfileRow, StackKind
 from normwise.rendering import both
@@ -638,3 +638,26 @@ def test_the_guard_sees_an_attribute_without_quotes(bad: str) -> None:
 
 def test_the_template_switches_no_escape_off() -> None:
     assert not re.search(r"\|\s*safe|autoescape|Markup", TEMPLATE)
+
+
+# the pages of rules in a report
+
+
+def test_a_page_is_cut_into_headings_paragraphs_and_code() -> None:
+    text = "\n## Why\nA `b`\nc.\n- one\n  more\n- two\n\n```python\nx = 1\n\ny = 2\n```\nEnd."
+    assert list(_pages.blocks(text)) == [
+        ("h", [(False, "Why")]),
+        ("p", [(False, "A "), (True, "b"), (False, " c.")]),
+        ("p", [(False, "- one more")]),
+        ("p", [(False, "- two")]),
+        ("code", [(True, "x = 1\n\ny = 2")]),
+        ("p", [(False, "End.")]),
+    ]
+
+
+def test_the_end_of_a_line_is_no_space_between_chinese_characters() -> None:
+    assert list(_pages.blocks("残差\n流，\nPre 归一化")) == [("p", [(False, "残差流， Pre 归一化")])]
+
+
+def test_a_code_that_no_rule_has_has_no_page() -> None:
+    assert (_pages.page_of("ABC999", "en"), _pages.title_of("ABC999", "zh")) == ("", "")

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 __all__ = ["blocks", "page_of", "title_of"]
 
+_CHINESE = r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"
+_BETWEEN_CHINESE = re.compile(rf"(?<={_CHINESE}) (?={_CHINESE})")  # a line end there is no space
 _FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -39,12 +41,12 @@ def blocks(text: str) -> Iterator[tuple[str, list[tuple[bool, str]]]]:
         if index % 2:
             yield "code", [(True, part.rstrip("\n"))]
             continue
-        for line in re.split(r"\n\s*\n|(?<=\n)(?=## )|(?<=^)(?=## )", part):
+        for line in re.split(r"\n\s*\n|\n(?=## |- )", part):
             heading, _, rest = line.strip().partition("\n") if line.strip().startswith("## ") else ("", "", line)
             if heading:
                 yield "h", [(False, heading[3:])]
             if rest.strip():
-                yield "p", _pieces(" ".join(rest.split()))
+                yield "p", _pieces(_BETWEEN_CHINESE.sub("", " ".join(rest.split())))
 
 
 def _pieces(paragraph: str) -> list[tuple[bool, str]]:
