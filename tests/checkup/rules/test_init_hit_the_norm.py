@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import normwise as nw
+from normwise.targets import Target, Weights
 from tests.checkup.rules.gain_models import WIDTH, Offset, X, chain, offset, plain, train
 from tests.checkup.rules.judging import findings
 
@@ -78,3 +80,8 @@ def test_trained_and_loaded_models_are_not_judged() -> None:
     counted(X)
     assert findings("PAR003", counted, X) == []
     assert findings("PAR003", train(chain(Offset(), nn.LayerNorm(WIDTH))), X) == []
+
+
+def test_an_architecture_built_with_random_weights_is_worth_knowing() -> None:
+    target = Target(model=hit(plain(), normal), args=(X,), weights=Weights.RANDOM)
+    assert [str(f.severity) for f in nw.check(target, select="PAR003").findings] == ["info"]

@@ -9,7 +9,8 @@ with a unit offset, 1 is neutral or doubles.
 ## Why it matters
 A gain of 2 doubles every normalized activation from the first step, which changes attention logits by 4 and the size
 of every branch. A gain of 0 at the end makes the output a constant, whatever the input. Norms at the end of a residual
-branch (zero-init residual, res-post-norm) are 0 on purpose and not reported.
+branch (zero-init residual, res-post-norm) are 0 on purpose and not reported. In an architecture built with random
+weights (`hf:TYPE`) it is information.
 
 ## How to fix it
 Initialise the weight of a norm that computes `1 + weight` with zeros, that of a plain norm with ones; an init function
@@ -35,7 +36,7 @@ from normwise.facts.gains import Gain, regained
 from normwise.facts.records import Place
 from normwise.rendering import both
 from normwise.spec import Kind
-from normwise.targets import Target
+from normwise.targets import Target, Weights
 
 CODE = "PAR010"
 SEVERITY = Severity.WARNING
@@ -57,7 +58,8 @@ ZH = """增益使输出加倍或归零。
 
 ## 为什么重要
 增益为 2 会从第一步起使每个归一化后的激活加倍，注意力 logits 变为 4 倍。末端增益为 0 时，无论输入是什么，输出都是常
-数。残差分支末端的归一化（零初始化残差、res-post-norm）有意为 0，不予报告。
+数。残差分支末端的归一化（零初始化残差、res-post-norm）有意为 0，不予报告。用随机权重构建的架构（`hf:TYPE`）只作为信
+息。
 
 ## 如何修复
 计算 `1 + weight` 的归一化用 0 初始化，普通归一化用 1 初始化；把所有归一化都设为 1 的初始化函数必须先区分这两种。
@@ -80,6 +82,11 @@ def check(facts: Facts) -> Iterator[Finding]:
         silent = [g for g in silent if g.site.row.placement in ONLY_PATH]
     if silent:
         yield _silent(facts, silent, len(gains))
+
+
+def _severity(facts: Facts) -> Severity:
+    # weights that were drawn for the map of an architecture train nobody's model
+    return Severity.INFO if facts.target.weights is Weights.RANDOM else SEVERITY
 
 
 def _around(gain: Gain, number: float) -> bool:
@@ -105,7 +112,7 @@ def _doubled(facts: Facts, gains: list[Gain], of: int) -> Finding:
     return Finding(
         path=paths[0],
         paths=paths,
-        severity=SEVERITY,
+        severity=_severity(facts),
         basis=Basis.MEASURED,
         message=both(
             f"{counted(len(gains), 'norm')} of {of} compute 1 + weight with a weight of 1: the gain is 2",
@@ -127,7 +134,7 @@ def _silent(facts: Facts, gains: list[Gain], of: int) -> Finding:
     return Finding(
         path=paths[0],
         paths=paths,
-        severity=SEVERITY,
+        severity=_severity(facts),
         basis=Basis.MEASURED,
         message=both(
             f"{counted(len(gains), 'norm')} of {of} on the only path have a gain of 0: nothing of the input passes",

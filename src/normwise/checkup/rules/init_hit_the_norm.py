@@ -4,7 +4,8 @@
 A fresh model whose gains look drawn instead of set: around 0 with both signs, as N(0, 0.02) or U(-a, a) give, or (for
 LayerNorm and RMSNorm) spread over 0 to 1. What counts is the effective gain: a weight of N(0, 0.02) in a norm that
 computes `1 + weight` is sound, as is N(1, 0.02). Trained or loaded models are not judged, nor gains that are one
-number in every channel (a zero-init residual scale) or have fewer than 8 channels (a learned temperature).
+number in every channel (a zero-init residual scale) or have fewer than 8 channels (a learned temperature). In an
+architecture built with random weights (`hf:TYPE`) it is information: nobody trains those.
 
 ## Why it matters
 Each norm passes on 2 % of the signal with a random sign in every channel, and gradients shrink by the same factor at
@@ -34,7 +35,7 @@ from normwise.facts import Facts
 from normwise.facts.gains import Gain, regained
 from normwise.rendering import both
 from normwise.spec import Kind
-from normwise.targets import Target
+from normwise.targets import Target, Weights
 
 CODE = "PAR003"
 SEVERITY = Severity.ERROR
@@ -54,7 +55,8 @@ ZH = """初始化函数随机抽取了归一化的增益。
 ## 发现什么
 一个新模型，其增益像是随机抽取而不是设定的：以 0 为中心、正负都有，如 N(0, 0.02) 或 U(-a, a)；或者（LayerNorm 和
 RMSNorm）散布在 0 到 1 之间。以有效增益为准：计算 `1 + weight` 的归一化中 weight 为 N(0, 0.02) 是健康的，N(1, 0.02)
-也是。不判断已训练或已加载的模型，也不判断各通道相同的增益（零初始化残差）和少于 8 个通道的增益（可学习温度）。
+也是。不判断已训练或已加载的模型，也不判断各通道相同的增益（零初始化残差）和少于 8 个通道的增益（可学习温度）。用随
+机权重构建的架构（`hf:TYPE`）只作为信息：没有人训练它们。
 
 ## 为什么重要
 每个归一化只让 2 % 的信号通过，且每个通道符号随机，梯度在每个归一化处也缩小同样的倍数。从头训练缓慢或停滞，而从
@@ -114,7 +116,8 @@ def _finding(facts: Facts, gains: Sequence[Gain], of: int, draw: _Draw) -> Findi
     return Finding(
         path=paths[0],
         paths=paths,
-        severity=draw.severity,
+        # weights that were drawn for the map of an architecture train nobody's model
+        severity=Severity.INFO if facts.target.weights is Weights.RANDOM else draw.severity,
         basis=Basis.MEASURED,
         message=both(
             f"{counted(len(gains), 'gain')} of {of} drawn at random: mean {mean:.2g}, sd {sd:.2g}, {draw.en}",
