@@ -33,8 +33,10 @@ fix: $(READY)  ## repair what can be repaired by machine
 bench: $(READY)  ## print how long the command line and the checks of the built-in models take
 	$(BIN)/python bench/bench_start.py
 
-docs: $(READY)  ## write the pages that are generated from the code
+docs: $(READY)  ## write the pages, reports and pictures that are generated from the code
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/make_reports.py
+	$(BIN)/python docs/make_images.py
 
 build: $(READY)  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
