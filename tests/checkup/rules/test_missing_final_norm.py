@@ -126,3 +126,70 @@ def test_a_convolution_behind_the_stream_is_worth_knowing_only() -> None:
 
     (found,) = findings("PLC001", stack(Neck()), X)
     assert found.severity == "info"
+
+
+# -- what a checkpoint or a reference holds ------------------------------------------------------------
+
+
+class Headed(nn.Module):
+    def __init__(self, *, final: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(H) if final else nn.Identity(), nn.Linear(H, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def loaded(*, final: bool = False) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    right, model = Headed(final=True), Headed(final=final)
+    nn.init.uniform_(right.norm.weight, 0.5, 3.0)  # type: ignore[arg-type]
+    model.load_state_dict(right.state_dict(), strict=False)
+    return right, model
+
+
+def test_a_checkpoint_with_a_closing_norm_that_the_model_lacks_is_proof() -> None:
+    right, model = loaded()
+    (found,) = findings("PLC001", model, X, checkpoint=right.state_dict())
+    assert (found.severity, found.basis) == ("error", "proof")
+    assert found.evidence["lost_norm"] == "norm"
+
+
+def test_a_reference_shows_that_the_norm_put_in_brings_the_outputs_back() -> None:
+    right, model = loaded()
+    (found,) = findings("PLC001", model, X, reference=right)
+    assert found.severity == "error"
+    assert found.counterfactual is not None
+    assert found.counterfactual["after"] < 1e-5 < 0.1 < found.counterfactual["before"]
+
+
+def test_a_load_report_alone_names_it() -> None:
+    _, model = loaded()
+    info = {"missing_keys": [], "unexpected_keys": ["norm.weight", "norm.bias"]}
+    assert severities("PLC001", model, X, load_info=info) == ["error"]
+
+
+def test_a_reference_without_the_norm_shows_that_it_was_meant() -> None:
+    _, model = loaded()
+    assert severities("PLC001", model, X, reference=loaded()[1]) == ["info"]
+
+
+def test_unused_vectors_that_close_nothing_are_no_proof() -> None:
+    right, model = loaded()
+    own = {k: v for k, v in right.state_dict().items() if not k.startswith("norm")}
+    other = {"decoder.weight": torch.ones(H, H), "decoder.bias": torch.zeros(H), "blocks.7.norm.weight": torch.ones(H)}
+    assert severities("PLC001", model, X, checkpoint=own | other) == ["warning"]
+
+
+def test_a_backbone_that_returns_its_stream_is_not_blamed_for_a_norm_it_left_out() -> None:
+    right, model = loaded()
+    model.head = nn.Identity()
+    assert severities("PLC001", model, X, checkpoint=right.state_dict()) == ["info"]
+
+
+def test_a_checkpoint_that_is_none_is_no_evidence() -> None:
+    _, model = loaded()
+    assert severities("PLC001", model, X, checkpoint={"step": 3}) == ["warning"]

@@ -75,7 +75,7 @@ BLOCKS = 3
 def check(facts: Facts) -> Iterator[Finding]:
     """Report post-norm stacks in which one of the two constants is missing."""
     stacks = [(i, s) for i, s in enumerate(facts.placement.stacks) if s.kind is StackKind.POST and s.depth >= BLOCKS]
-    if not stacks:
+    if not stacks or facts.target.weights is Weights.REAL:
         return
     if facts.target.weights is not Weights.GIVEN:
         raise NotKnown(both("needs the weights that training starts from", "需要训练开始时的权重"))
