@@ -11,6 +11,7 @@ from torch import nn
 
 from normwise.errors import NotKnown
 from normwise.graph import ALIAS, Graph, Op, Recording, Ref, Value, ValueKind
+from normwise.rendering import both
 
 __all__ = ["Replayer", "op_function", "program"]
 
@@ -107,9 +108,12 @@ class Replayer:
         else:
             tensor = self.constants.get(record.id)
         if tensor is None:
-            raise NotKnown(f"the replay needs a tensor that was not kept ({record.kind} {', '.join(record.names)})")
+            what = f"{record.kind} {', '.join(record.names)}"
+            raise NotKnown(
+                both(f"the replay needs a tensor that was not kept ({what})", f"重放需要一个没有保留的张量（{what}）")
+            )
         if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
-            raise NotKnown("the model holds no numbers to replay with")
+            raise NotKnown(both("the model holds no numbers to replay with", "模型没有可供重放的数值"))
         return self._cast(tensor.detach())
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -120,15 +124,15 @@ class Replayer:
         count[0] += 1
         if count[0] > _LIMIT or op.name == ALIAS:
             raise NotKnown(
-                "the replay cannot follow a write through another view"
+                both("the replay cannot follow a write through another view", "重放无法跟踪经另一视图的写入")
                 if op.name == ALIAS
-                else "the replay left the norm"
+                else both("the replay left the norm", "重放走出了该归一化")
             )
         try:
             function = op_function(op)
             writes = function._schema.is_mutable
         except AttributeError as error:
-            raise NotKnown(f"the replay does not know {op.name}") from error
+            raise NotKnown(both(f"the replay does not know {op.name}", f"重放不认识 {op.name}")) from error
 
         def plain(item: Any) -> Any:
             if isinstance(item, Ref):
@@ -145,9 +149,8 @@ class Replayer:
         try:
             result = function(*args, **kwargs)
         except Exception as error:  # a custom op is the user's code
-            raise NotKnown(
-                f"the replay of {op.name} failed: {str(error).splitlines()[0] if str(error) else error!r}"
-            ) from error
+            said = str(error).splitlines()[0] if str(error) else repr(error)
+            raise NotKnown(both(f"the replay of {op.name} failed: {said}", f"重放 {op.name} 失败：{said}")) from error
         results = list(result) if isinstance(result, (list, tuple)) else [result]
         for out, tensor in zip(op.outputs, results, strict=False):
             memo[out] = tensor
