@@ -306,7 +306,7 @@ class Facts:
     def profile(self) -> tuple[ProfileRow, ...]:
         """Stream, branch and gradient by depth, from one forward and one backward pass."""
         self.spend(backward=1)
-        return profile.measure(self.target, self.traced.graph, self.placed)
+        return profile.with_eps_shares(self, profile.measure(self.target, self.traced.graph, self.placed))
 
     @cached_property
     def attentions(self) -> tuple[logits.Attention, ...]:

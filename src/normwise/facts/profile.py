@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from normwise.errors import NotKnown
+from normwise.facts import shares
 from normwise.facts.placing import Placed
 from normwise.facts.records import ProfileRow
 from normwise.graph import Graph, Op
@@ -29,7 +30,10 @@ from normwise.targets import unwrap
 from normwise.targets.guesses import sequence_first
 from normwise.targets.target import Target
 
-__all__ = ["measure", "token_cosine"]
+if TYPE_CHECKING:
+    from normwise.facts.facts import Facts
+
+__all__ = ["measure", "token_cosine", "with_eps_shares"]
 
 _SEED = 20261129
 # an op is found again by the module call it runs in, its name, its output shape, and its order among those
@@ -228,3 +232,22 @@ def _gradients(edges: dict[int, GradientEdge], output: Any, position_axis: int) 
     found = torch.autograd.grad(total, list(edges.values()), allow_unused=True)  # type: ignore[arg-type]
     read = {op: _gradient(g, position_axis) for op, g in zip(edges, found, strict=True) if g is not None}
     return {op: gradient for op, gradient in read.items() if gradient is not None}
+
+
+def with_eps_shares(facts: Facts, rows: tuple[ProfileRow, ...]) -> tuple[ProfileRow, ...]:
+    """Return the rows with the eps share of each sublayer's norms, where the traced run kept its values anyway."""
+    observer = facts.traced.observer
+    if observer is None or observer.full:
+        return rows
+    try:
+        found = list(shares.shares(facts))
+    except NotKnown:
+        return rows
+    largest: dict[int, float] = {}
+    for each in found:
+        for call in each.site.calls:
+            add = facts.placed.seats[call.op.id].add
+            if add is not None:
+                largest[add] = max(largest.get(add, 0.0), each.share)
+    adds = [[a.index for a in stream.adds] for stream in facts.placed.streams]
+    return tuple(replace(r, eps_share=largest.get(adds[r.stack][r.sublayer])) for r in rows)
