@@ -67,7 +67,7 @@ https://github.com/huggingface/transformers/issues/24243（增益全为 1，却�
 
 CODE = "CKP003"
 SEVERITY = Severity.ERROR
-EXPLAINS = ("CKP006", "CKP004")
+EXPLAINS = ("CKP006", "CKP004", "PAR009")
 
 # An adapter's checkpoint holds a few percent of the model; a loaded model has nearly all of it from there.
 COVERED = 0.5
