@@ -55,6 +55,8 @@ def may_mix(call: NormCall, graph: Graph, sizes: Collection[int]) -> bool:
     left = [size for axis, size in enumerate(shape) if axis not in reduced]
     if any(shape[axis] in sizes for axis in reduced):
         return True
+    if len(reduced) == 1 and call.weight is not None and graph.values[call.weight].numel == shape[max(reduced)] > 1:
+        return False  # a gain along the axis: those are features, whatever stands around them
     # batch and time both stand outside the reduced axes, each as an axis of its own or merged into one
     return not all(any(size % unit == 0 for size in left) for unit in sizes) or len(left) == 0
 
