@@ -33,7 +33,7 @@ from normwise.targets.target import Target
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
 
-__all__ = ["measure", "token_cosine", "with_eps_shares"]
+__all__ = ["measure", "token_cosine", "tokens_apart", "with_eps_shares"]
 
 _SEED = 20261129
 # an op is found again by the module call it runs in, its name, its output shape, and its order among those
@@ -218,6 +218,20 @@ def token_cosine(stream: torch.Tensor, position_axis: int) -> float | None:
     count = tokens.shape[position_axis]
     together = tokens.sum(position_axis).square().sum(-1).mean()
     return float((together - count) / (count * (count - 1)))
+
+
+def tokens_apart(stream: torch.Tensor, position_axis: int) -> float | None:
+    """Return the share of the squares that differs between the tokens of a sample, in the median channel.
+
+    Tokens are brought to one length first, as a norm leaves them. The median keeps one massive channel, which every
+    cosine is made of, from hiding what the others carry.
+    """
+    if not stream.is_floating_point() or stream.dim() != 3 or stream.shape[position_axis] < 2:
+        return None
+    tokens = torch.nn.functional.normalize(stream.detach().double(), dim=-1, eps=torch.finfo(torch.float64).tiny)
+    squares = tokens.square().mean((0, position_axis))
+    spread = tokens.var(position_axis, correction=0).mean(0)
+    return float((spread / squares.clamp(min=torch.finfo(torch.float64).tiny)).median())
 
 
 def _gradients(edges: dict[int, GradientEdge], output: Any, position_axis: int) -> dict[int, Gradient]:

@@ -225,8 +225,24 @@ def test_norms_over_other_axes_are_no_repetition() -> None:
 def test_collapse_needs_tokens_that_differed() -> None:
     target = norm_input_collapse.bad()
     same = torch.ones(2, 5, 8)
-    assert severities("DYN002", target.model, *target.args) == ["warning"]
+    assert severities("DYN002", target.model, *target.args) == ["info"]
     assert findings("DYN002", target.model, same) == []
+
+
+def test_one_massive_channel_is_no_collapse() -> None:
+    target = norm_input_collapse.good()
+    massive = target.args[0] + torch.tensor([0.0] * 7 + [3e3])
+    model = nn.Sequential(*(_Plain() for _ in range(6)), nn.Linear(8, 8))
+    assert findings("DYN002", model, massive) == []
+
+
+class _Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(x))
 
 
 def test_a_batch_of_another_scale_is_named() -> None:

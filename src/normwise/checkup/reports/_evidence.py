@@ -66,6 +66,7 @@ EVIDENCE_ZH = {
     "share of channels with a gradient that did not move": "有梯度而没有动的通道占比",
     "share of channels with an effective gain of 0": "有效增益为 0 的通道占比",
     "share of the initial value": "剩下的初始值占比",
+    "share of the squares that differs between tokens, median channel": "词元之间不同的平方占比（中位通道）",
     "share of the mean in the mean square of the inputs": "均值在输入均方中的占比",
     "share of the output that is not finite": "输出中不有限的占比",
     "share of the running means' updates on one batch that rounding loses": "运行均值的更新被舍入丢掉的占比",

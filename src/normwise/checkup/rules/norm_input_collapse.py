@@ -1,9 +1,11 @@
 """Tokens that have become one vector before a norm.
 
 ## What it finds
-On the example inputs, a stack at whose start the tokens of a sample differ (mean cosine below 0.99) and in which they
-end up equal to one part in ten thousand (mean cosine above 0.9999). A variance that falls to the size of eps is the
-business of the rule on eps. Anisotropy of trained models, with cosines up to 0.99, is no fault.
+On the example inputs, a stack at whose start the tokens of a sample differ and in which they end up equal: what differs
+between tokens is less than one part in ten thousand of the squares, in the median channel (so that one massive channel,
+which makes every cosine 1, hides nothing), and the mean cosine is above 0.9999. Always for information: queries that
+start equal, and models at their first weights, look like this as well. A variance that falls to the size of eps is the
+business of the rule on eps.
 
 ## Why it matters
 A norm keeps the angle between tokens: what attention has averaged away, no later norm brings back. With equal tokens
@@ -20,6 +22,7 @@ Questions 59, 61 and 62. Dong et al. 2021, Attention is not all you need, https:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -28,7 +31,7 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NotKnown
 from normwise.facts import Facts
-from normwise.facts.profile import token_cosine
+from normwise.facts.profile import tokens_apart
 from normwise.facts.records import ProfileRow
 from normwise.rendering import both
 from normwise.targets import Target, Weights
@@ -36,9 +39,9 @@ from normwise.targets import Target, Weights
 ZH = """各 token 在归一化之前已变成同一个向量。
 
 ## 发现什么
-在示例输入上，堆叠起点处一个样本的各 token 不同（平均余弦低于 0.99），而在堆叠中变得相同，差别不到万分之一
-（平均余弦高于 0.9999）。方差降到 eps 的量级由关于 eps 的规则负责。
-训练过的模型的各向异性（余弦可达 0.99）不算错。
+在示例输入上，堆叠起点处一个样本的各 token 不同，而在堆叠中变得相同：按通道取中位数，token 之间的差别不到平方的
+万分之一（因此一个巨大的通道使所有余弦为 1 也不会误报），且平均余弦高于 0.9999。始终只作提示：起点相同的查询、
+刚初始化的模型也会这样。方差降到 eps 的量级由关于 eps 的规则负责。
 
 ## 为什么重要
 归一化保持 token 之间的夹角：被注意力平均掉的东西，之后的归一化都找不回来。
@@ -54,12 +57,13 @@ Noci 等 2022，https://arxiv.org/abs/2206.03126（初始化时的秩塌缩）�
 """
 
 CODE = "DYN002"
-SEVERITY = Severity.WARNING
+SEVERITY = Severity.INFO
 
-# 24 post-norm blocks with Xavier weights reach 0.996, trained language models 0.99: what lies above 0.9999 is equal
-# but for rounding in half precision.
+# 24 post-norm blocks with Xavier weights reach a cosine of 0.996, trained language models 0.99: what lies above 0.9999
+# is equal but for rounding in half precision. Of unit vectors 1 - cosine is the share of the squares that differs.
 EQUAL = 0.9999
-DIFFERENT = 0.99
+SAME = 1e-4
+DIFFERENT = 1e-2
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -69,36 +73,37 @@ def check(facts: Facts) -> Iterator[Finding]:
         raise NotKnown(both("needs the weights that are used: these are random", "需要实际使用的权重：现在是随机的"))
     if not facts.placement.stacks:
         return
-    for index in range(len(facts.placement.stacks)):
+    for index, stream in enumerate(facts.placed.streams[: len(facts.placement.stacks)]):
         rows = [r for r in facts.profile if r.stack == index and r.token_cosine is not None]
-        first = next((r for r in rows if (r.token_cosine or 0.0) > EQUAL), None)
-        start = _start(facts, index)
-        if first is not None and start is not None and start < DIFFERENT:
-            yield _finding(first, start, len(rows))
+        equal = (r for r in rows if (r.token_cosine or 0.0) > EQUAL)
+        start = _apart(facts, stream.adds[0].skip.root)
+        first = next(((r, a) for r in equal if (a := _apart(facts, stream.adds[r.sublayer].out)) < SAME), None)
+        if first is not None and start > DIFFERENT:
+            yield _finding(*first, start, len(rows))
 
 
-def _start(facts: Facts, index: int) -> float | None:
-    origin = facts.runs.base.of(facts.placed.streams[index].adds[0].skip.root)
-    return token_cosine(origin, 1)
+def _apart(facts: Facts, value: int) -> float:
+    apart = tokens_apart(facts.runs.base.of(value), 1)
+    return math.nan if apart is None else apart  # nan is neither equal nor different
 
 
-def _finding(first: ProfileRow, start: float, sublayers: int) -> Finding:
-    assert first.token_cosine is not None
-    where = first.path[-30:] or "the model"
+def _finding(row: ProfileRow, apart: float, start: float, sublayers: int) -> Finding:
+    where = row.path[-30:] or "the model"
     return Finding(
-        path=first.path,
+        path=row.path,
         severity=SEVERITY,
         basis=Basis.MEASURED,
         message=both(
-            f"the tokens become equal by {where}: cosine {start:.2f} at the start, {first.token_cosine:.5f} there",
-            f"到 {where} 时各 token 变得相同：余弦从 {start:.2f} 升到 {first.token_cosine:.5f}",
+            f"the tokens become equal by {where}: {start:.0%} of the squares differ at the start, {apart:.0e} there",
+            f"到 {where} 时各 token 变得相同：起点处平方的 {start:.0%} 不同，此处为 {apart:.0e}",
         ),
         evidence={
-            "metric": "mean_cosine_between_tokens",
-            "value": first.token_cosine,
-            "floor": EQUAL,
+            "metric": "share of the squares that differs between tokens, median channel",
+            "value": apart,
+            "floor": SAME,
             "at_the_start": start,
-            "sublayer": first.sublayer,
+            "mean_cosine_between_tokens": row.token_cosine,
+            "sublayer": row.sublayer,
             "sublayers": sublayers,
         },
         fix=both(

@@ -5,9 +5,10 @@ A constant on skip or branch that the placement it belongs to puts on the other 
 - DeepNorm's alpha = (2N)^(1/4) on the branch, `x + alpha * f(x)`, or a constant above 1 on the branch of blocks that
   hold a norm which never runs; right is `norm(alpha * x + f(x))`;
 - DeepNorm's alpha on the skip of a stack in which no norm follows the add, so that the stream grows as alpha^N;
-- the configuration's `residual_multiplier` on the skip, where the family multiplies the branch.
-Scales below 1 on the branch (Granite, MiniCPM, muP), learned ones (LayerScale, ReZero) and 1/sqrt(2) on both are
-healthy, and so is any other constant.
+- the configuration's `residual_multiplier` on the skip, where the family multiplies the branch;
+- a learned vector or a constant of 1/4 or less (LayerScale) on the skip alone, `x * gamma + f(norm(x))`.
+Scales below 1 on the branch (Granite, MiniCPM, muP, LayerScale, ReZero), factors on both (1/sqrt(2), a and 1 - a),
+gates computed from the data (highway) and momentum are healthy, and so is any other constant.
 
 ## Why it matters
 On the branch, alpha does the reverse of what it is for: each block multiplies the stream by up to 1 + alpha, so that it
@@ -38,9 +39,10 @@ from normwise.facts import Facts
 from normwise.facts.records import Stack, StackKind
 from normwise.facts.repairs import effect
 from normwise.facts.rewiring import Rewire, rewired, rms
+from normwise.facts.skip_factors import skip_factor
 from normwise.facts.streams import Residual
 from normwise.rendering import both
-from normwise.targets import Target
+from normwise.targets import Target, Weights
 
 ZH = """残差缩放放在了相加的错误一侧。
 
@@ -49,9 +51,10 @@ ZH = """残差缩放放在了相加的错误一侧。
 - DeepNorm 的 alpha = (2N)^(1/4) 放在分支上，即 `x + alpha * f(x)`；或分支上有大于 1 的常数，而块中的归一化从不执行；
   正确写法是 `norm(alpha * x + f(x))`；
 - DeepNorm 的 alpha 在跳连上，但相加之后没有归一化，残差流按 alpha^N 增长；
-- 配置中的 `residual_multiplier` 放在了跳连上，而该模型族是乘在分支上。
-分支上小于 1 的缩放（Granite、MiniCPM、muP）、可学习的缩放（LayerScale、ReZero）、
-两侧同乘 1/sqrt(2) 以及其他常数都是健康的。
+- 配置中的 `residual_multiplier` 放在了跳连上，而该模型族是乘在分支上；
+- 可学习的向量或不大于 1/4 的常数（LayerScale）只乘在跳连上，即 `x * gamma + f(norm(x))`。
+分支上小于 1 的缩放（Granite、MiniCPM、muP、LayerScale、ReZero）、两侧都有的系数（1/sqrt(2)、a 与 1 - a）、
+由数据算出的门（highway）、动量以及其他常数都是健康的。
 
 ## 为什么重要
 放在分支上时，alpha 的作用正好相反：每块最多把残差流乘以 1 + alpha，于是随深度几何增长，而 DeepNorm 本要让更新保持很小。
@@ -81,18 +84,24 @@ SHARE = 0.85
 GROWTH = 4.0
 
 
+# Momentum and muP keep half of the stream or more at each add; of 1/4 no more than 1/16 is left after one block of two.
+FORGETS = 0.25
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Misplaced:
     scale: float
     said: tuple[str, str]
     rewire: Rewire
     idle: tuple[str, ...] = ()
+    skips: Mapping[int, int] | None = None  # by add, the stream before its factor: the input is forgotten
 
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report the stacks with a scale on the wrong side."""
     for index, stack in enumerate(facts.placement.stacks):
         found = _on_branch(facts, index, stack) or _on_skip(stack) or _multiplier(facts, stack)
+        found = found or _forgets(facts, index)
         if found is not None and (finding := _finding(facts, index, found)) is not None:
             yield finding
 
@@ -174,21 +183,45 @@ def _multiplier(facts: Facts, stack: Stack) -> _Misplaced | None:
 _KEY = "residual_multiplier"
 
 
+def _forgets(facts: Facts, index: int) -> _Misplaced | None:
+    if facts.target.weights not in (Weights.GIVEN, Weights.REAL):
+        return None
+    adds = facts.placed.streams[index].adds
+    factors = {add.index: f for add in adds if (f := skip_factor(facts, add)) is not None and f.size <= FORGETS}
+    if len(adds) < 2 or len(factors) < SHARE * len(adds):
+        return None
+    size = sorted(f.size for f in factors.values())[len(factors) // 2]
+    kind, kind_zh = ("learned ", "可学习的") if all(f.learned for f in factors.values()) else ("", "")
+    return _Misplaced(
+        scale=size,
+        said=(
+            f"a {kind}factor of {size:.2g} scales the skip, not the branch",
+            f"{kind_zh}系数 {size:.2g} 乘在跳连而不是分支上",
+        ),
+        rewire=lambda skip, branch: skip + size * branch,
+        skips={add: f.before for add, f in factors.items()},
+    )
+
+
 def _finding(facts: Facts, index: int, found: _Misplaced) -> Finding | None:
     stack, adds = facts.placement.stacks[index], facts.placed.streams[index].adds
     try:
         base = facts.runs.base
-        growth = _ratio(rms(base.of(adds[-1].out)), rms(base.of(adds[0].skip.root)))
+        start = (found.skips or {}).get(adds[0].index, adds[0].skip.root)
+        growth = _ratio(rms(base.of(adds[-1].out)), rms(base.of(start)))
         change = both("the scale on the other side of the add", "把缩放放到相加的另一侧")
-        run = rewired(facts, adds, found.rewire, [adds[0].skip.root, adds[-1].out])
+        changed = adds if found.skips is None else [a for a in adds if a.index in found.skips]
+        wanted = [start, adds[-1].out, *(found.skips or {}).values()]
+        run = rewired(facts, changed, found.rewire, wanted, skips=found.skips)
         # behind a norm the stream is 1 either way: what the scale decides is how much of the input is left
-        closed = stack.kind is StackKind.POST
+        closed = stack.kind is StackKind.POST or found.skips is not None
         metric = "cosine_of_first_and_last_stream" if closed else "stream_rms_at_the_last_add"
-        before, after = (_measure(r.of(adds[0].skip.root), r.of(adds[-1].out), closed) for r in (base, run))
+        before, after = (_measure(r.of(start), r.of(adds[-1].out), closed) for r in (base, run))
         repair = effect(change, metric, before, after)
     except NotKnown:
         growth, repair = None, None
-    if repair is None or (stack.kind is not StackKind.POST and growth is not None and 1 / GROWTH < growth < GROWTH):
+    grows = stack.kind is not StackKind.POST and found.skips is None
+    if repair is None or (grows and growth is not None and 1 / GROWTH < growth < GROWTH):
         severity = Severity.INFO
     else:
         severity = SEVERITY
@@ -212,8 +245,8 @@ def _finding(facts: Facts, index: int, found: _Misplaced) -> Finding | None:
         },
         counterfactual=repair,
         fix=both(
-            "DeepNorm: x = norm(alpha * x + f(x)); a residual multiplier: x = x + m * f(norm(x)).",
-            "DeepNorm：x = norm(alpha * x + f(x))；残差乘数：x = x + m * f(norm(x))。",
+            "DeepNorm: x = norm(alpha * x + f(x)); a multiplier or LayerScale: x = x + m * f(norm(x)).",
+            "DeepNorm：x = norm(alpha * x + f(x))；残差乘数或 LayerScale：x = x + m * f(norm(x))。",
         ),
     )
 
@@ -225,6 +258,8 @@ def _ratio(last: float, first: float) -> float | None:
 def _measure(first: torch.Tensor, last: torch.Tensor, closed: bool) -> float:
     if not closed:
         return min(rms(last), 1e300)
+    if first.shape != last.shape:
+        raise NotKnown(both("the stream changes its shape", "残差流改变了形状"))
     return float(nn.functional.cosine_similarity(first.double().flatten(), last.double().flatten(), dim=0))
 
 
