@@ -275,6 +275,8 @@ EVIDENCE_ZH = {
     "branch_rms": "分支均方根",
     "idle_blocks": "闲置块数",
     "initial_gain_relative_to_xavier": "初始增益（相对于 Xavier）",
+    "inner_norms": "内部归一化",
+    "inner_norms_of_the_others": "其他块的内部归一化",
     "largest_of_the_others": "其他批次中的最大值",
     "mean_cosine_between_tokens": "词元之间的平均余弦",
     "norm_input_rms": "归一化输入的均方根",

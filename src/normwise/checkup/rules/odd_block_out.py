@@ -2,9 +2,10 @@
 
 ## What it finds
 A block inside a residual stack whose norms sit where those of at least 85 % of the other blocks do not: a post-norm
-block among pre-norm ones, a block without a norm, one with a norm too many. The first and the last block, and
-patterns that repeat with a fixed period (hybrid and local/global stacks), are taken for intended. How many sublayers a
-block has, and what they contain, does not count.
+block among pre-norm ones, a block without a norm, one with a norm too many. Or a block that does the same work as the
+others, op for op, without their query, key, value or inner norms. The first and the last block, and patterns that
+repeat with a fixed period (hybrid and local/global stacks), are taken for intended. How many sublayers a block has does
+not count; inner norms are compared only between blocks with the same ops (a layer without rotary embedding is another).
 
 ## Why it matters
 The placement decides the scale of the stream and the path of the gradient for all blocks around it. One odd block
@@ -34,6 +35,7 @@ from normwise.checkup.rules.residual_from_normed import normed_skips
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
+from normwise.facts.inner_norms import Inside, inside
 from normwise.facts.records import Sublayer
 from normwise.rendering import both
 from normwise.targets import Target
@@ -43,7 +45,9 @@ ZH = """接线与同类不同的块。
 ## 发现什么
 残差堆叠内部有一块，它的归一化位置与至少 85% 的其他块不同：
 前置归一化块中的后置归一化块、没有归一化的块、多一个归一化的块。
-第一块和最后一块、以及按固定周期重复的模式（混合堆叠、局部/全局堆叠）视为有意为之。块内有多少子层、子层里有什么都不计。
+或者有一块与其他块做同样的运算，却没有它们的查询、键、值或内部归一化。
+第一块和最后一块、以及按固定周期重复的模式（混合堆叠、局部/全局堆叠）视为有意为之。块内有多少子层不计；
+内部归一化只在运算相同的块之间比较（没有旋转位置编码的层是另一种层）。
 
 ## 为什么重要
 归一化的位置决定周围所有块的残差流尺度和梯度路径。一个不同的块会重置、或放任增长邻居所依赖的尺度，并以另一种大小的梯度训练。
@@ -76,6 +80,8 @@ def check(facts: Facts) -> Iterator[Finding]:
         odd = [layer for layer in _odd(blocks) if layer not in _beside(facts, index)]
         if odd:
             yield _finding(facts, index, odd, blocks)
+        elif (within := inside(facts, index)) and (bare := _odd_inside(within)):
+            yield _inner(facts, index, bare, within)
 
 
 def _beside(facts: Facts, stack: int) -> set[int]:
@@ -119,6 +125,50 @@ def _usual(blocks: dict[int, frozenset[Signature]]) -> frozenset[Signature]:
     """Return the signatures that most blocks are made of."""
     (most, _), *_ = Counter(blocks.values()).most_common(1)
     return most
+
+
+def _odd_inside(blocks: dict[int, Inside]) -> list[int]:
+    """Return the interior blocks that do the siblings' work with other inner norms."""
+    layers = sorted(blocks)
+    if len(layers) < BLOCKS:
+        return []
+    (usual, _), *_ = Counter((b.said, frozenset(b.work.items())) for b in blocks.values()).most_common(1)
+    alike = [layer for layer in layers if frozenset(blocks[layer].work.items()) == usual[1]]
+    odd = [layer for layer in alike if blocks[layer].said != usual[0]]
+    if len(alike) - len(odd) < SHARE * (len(layers) - 1) or _periodic(odd, layers):
+        return []
+    return [layer for layer in odd if layer not in (layers[0], layers[-1])]
+
+
+def _inner(facts: Facts, index: int, odd: list[int], blocks: dict[int, Inside]) -> Finding:
+    (usual, _), *_ = Counter(b.said for b in blocks.values()).most_common(1)
+    paths = tuple(dict.fromkeys(p for layer in odd for p in blocks[layer].paths))
+    measured = _measured(facts, index, odd)
+    has, others = blocks[odd[0]].said, usual
+    which = f"block {odd[0]} of {len(blocks)} has" if len(odd) == 1 else f"{len(odd)} blocks of {len(blocks)} have"
+    listed = ", ".join(map(str, odd[:8])) + (", ..." if len(odd) > 8 else "")
+    return Finding(
+        path=paths[0],
+        paths=paths,
+        severity=SEVERITY if measured else Severity.INFO,
+        basis=Basis.MEASURED if measured else Basis.PATTERN,
+        message=both(
+            f"{which} {has}, the others {others}", f"{len(blocks)} 块中的第 {listed} 块有 {has}，其他块有 {others}"
+        ),
+        evidence={
+            "stack": index,
+            "odd": odd,
+            "blocks": len(blocks),
+            "like_the_rest": sum(b.said == usual for b in blocks.values()),
+            "inner_norms": has,
+            "inner_norms_of_the_others": others,
+            **measured,
+        },
+        fix=both(
+            f"Give {counted(len(odd), 'block')} ({listed}) the norms of the rest, or say where it is built why not.",
+            f"为第 {listed} 块加上其他块的归一化，或在构建它的地方说明原因。",
+        ),
+    )
 
 
 def _periodic(odd: list[int], layers: list[int]) -> bool:
