@@ -30,6 +30,7 @@ from normwise.facts.gradients import (
     has_function,
     largest_error,
     leaf_of,
+    refuses,
 )
 from normwise.facts.replay import Replayer
 from normwise.facts.rows import alike
@@ -43,11 +44,11 @@ from normwise.spec import Weight, reference
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
 
-__all__ = ["Backward", "Probed", "probe"]
+__all__ = ["CUT", "Backward", "Probed", "probe"]
 
 _SEED = 20261129
 # What is computed under no_grad takes a term out of the gradient: several percent of it on random rows at any width
-_CUT = 1e-2
+CUT = 1e-2
 # A float32 gradient summed over a few hundred rows agrees to 1e-5; half precision to 1e-2 and 1e-1
 ROUNDING = {torch.float16: 5e-2, torch.bfloat16: 2e-1, torch.float32: 1e-3, torch.float64: 1e-6}
 
@@ -107,7 +108,7 @@ def probe(facts: Facts) -> Backward:
 
 def _kinds(facts: Facts) -> Iterator[tuple[Call, tuple[Site, ...]]]:
     """Yield a module call and the sites alike that it speaks for: the same ops in modules of one class."""
-    graph, modules = facts.traced.graph, dict(facts.target.model.named_modules(remove_duplicate=False))
+    graph, modules = facts.traced.graph, facts.modules
     for group in alike((s for s in facts.sites if not s.row.native), facts.recording):
         kinds: dict[type | None, list[Site]] = {}
         for site in group:
@@ -238,7 +239,7 @@ class _Probe:
             custom=live.untracked,
             error=error,
             of=of,
-            limit=ROUNDING[dtype] if live.untracked else max(ROUNDING[dtype], _CUT),
+            limit=ROUNDING[dtype] if live.untracked else max(ROUNDING[dtype], CUT),
             overwrites=overwrites,
             shared=any(self._shares(call) for site in self.sites for call in site.calls),
             second_order=second,
@@ -257,15 +258,18 @@ class _Probe:
         if not self.whole or live.outputs[0].dtype not in (torch.float32, torch.float64):
             return None
         try:
-            clones = [d.clone() for d in directions]
+            # "once_differentiable" refuses only where the gradient that it is given asks for a gradient too
+            clones = [d.clone().requires_grad_() for d in directions]
             first = torch.autograd.grad(live.outputs, live.inputs[:1], clones, create_graph=True)
-            if not first[0].requires_grad:
-                return None
             direction = torch.randn(first[0].shape, generator=self.generator, device="cpu").to(first[0])
-            made = torch.autograd.grad(
-                first, live.inputs[:1], [direction.clone()], retain_graph=True, allow_unused=True
-            )
-        except RuntimeError:  # "once_differentiable" says so itself: honest
+            made: tuple[torch.Tensor | None, ...] = (None,)  # constants: the second derivative is cut
+            if refuses(first[0]):
+                return None
+            if first[0].requires_grad:
+                made = torch.autograd.grad(
+                    first, live.inputs[:1], [direction.clone()], retain_graph=True, allow_unused=True
+                )
+        except RuntimeError:  # torch says so itself: honest
             return None
         expected = [truth.like(t) for t in live.outputs]
         leaf = [truth.leaf(live.inputs[0])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,14 @@ __all__ = [
     "has_function",
     "largest_error",
     "leaf_of",
+    "refuses",
 ]
 
 # The forward must be the recorded one before its gradient is judged; half precision rounds at every op
 SAME_FORWARD = {torch.float16: 3e-2, torch.bfloat16: 1e-1, torch.float32: 1e-3, torch.float64: 1e-6}
 # A gradient smaller than this share of the largest is a cancellation (a bias in front of a centring norm): rounding
 _NEGLIGIBLE = 1e-3
+_REFUSAL = "torch::autograd::Error"  # torch's node that raises when it is differentiated
 
 
 @dataclass
@@ -81,15 +83,27 @@ class Watch(TorchDispatchMode):
 
 def has_function(outputs: list[torch.Tensor]) -> bool:
     """Whether autograd's graph holds exactly one backward written by hand (more could not be told apart)."""
-    found, seen, pending = 0, set(), [t.grad_fn for t in outputs]
+    written = [
+        isinstance(n, torch.autograd.function.BackwardCFunction) or "CppNode" in n.name() for n in _history(outputs)
+    ]
+    return sum(written) == 1
+
+
+def refuses(gradient: torch.Tensor) -> bool:
+    """Whether a gradient says that it cannot be differentiated again, as `once_differentiable` makes it."""
+    return any(n.name() == _REFUSAL for n in _history([gradient]))
+
+
+def _history(outputs: list[torch.Tensor]) -> Iterator[Any]:
+    """Yield the nodes of autograd's graph behind some tensors, each once."""
+    seen, pending = set(), [t.grad_fn for t in outputs]
     while pending:
         node: Any = pending.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        found += isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
+        yield node
         pending.extend(n for n, _ in node.next_functions)
-    return found == 1
 
 
 def distance(made: torch.Tensor, true: torch.Tensor) -> float:

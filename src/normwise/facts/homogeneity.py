@@ -141,6 +141,9 @@ class _Interpreter(Reductions):
         for root, t in terms.items():
             if not t.reduced or t.log:
                 continue
+            if clamp and t.second and eps is not None and eps <= 0:
+                out[root] = t  # a moment is no less anyway, up to rounding
+                continue
             place = {2.0: "inside", 1.0: "outside"}.get(t.deg)
             if place is None or t.eps_at or not t.second:
                 out[root] = replace(t, eps_known=t.eps_known and not t.second)

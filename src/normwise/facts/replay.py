@@ -62,6 +62,7 @@ class Replayer:
         self.tensors = dict[str, torch.Tensor](model.named_parameters(remove_duplicate=False))
         self.tensors |= dict(model.named_buffers(remove_duplicate=False))
         self._assumed: Mapping[int, torch.Tensor] = {}
+        self._opened: frozenset[int] = frozenset()
         self._memo: dict[Hashable, Any] = {}
         self._device = torch.device("cpu")
 
@@ -75,6 +76,12 @@ class Replayer:
         """Return a replayer that takes some values as given in every run."""
         other = copy.copy(self)
         other._assumed = values
+        return other
+
+    def opening(self, ops: Iterable[int]) -> Replayer:
+        """Return a replayer that skips some ops of one input, such as those that cut the gradient."""
+        other = copy.copy(self)
+        other._opened = frozenset(ops)
         return other
 
     def __call__(self, value: int, given: Mapping[int, torch.Tensor], *, grad: bool = False) -> torch.Tensor:
@@ -128,6 +135,9 @@ class Replayer:
                 if op.name == ALIAS
                 else both("the replay left the norm", "重放走出了该归一化")
             )
+        if op.id in self._opened:
+            memo[op.outputs[0]] = self._value(op.inputs[0], memo, count)
+            return
         try:
             function = op_function(op)
             writes = function._schema.is_mutable

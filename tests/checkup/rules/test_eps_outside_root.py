@@ -33,6 +33,20 @@ def clamped_root(x: Tensor) -> Tensor:
     return x / x.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-5)
 
 
+def clamped_at_zero(x: Tensor) -> Tensor:
+    x = x - x.mean(-1, keepdim=True)
+    return x / (x.square().mean(-1, keepdim=True).clamp(min=0).sqrt() + 1e-5)
+
+
+def chosen_where_zero(x: Tensor) -> Tensor:
+    root = x.square().mean(-1, keepdim=True).sqrt()
+    return x / torch.where(root == 0, 1.0, root)
+
+
+def clamped_inside(x: Tensor) -> Tensor:
+    return x / x.square().mean(-1, keepdim=True).clamp(min=1e-10).sqrt()
+
+
 def inside(x: Tensor) -> Tensor:
     x = x - x.mean(-1, keepdim=True)
     return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
@@ -64,7 +78,18 @@ def model(formula: Formula, width: int = 8) -> nn.Module:
 
 
 @pytest.mark.parametrize("width", [2, 7, 8, 48])
-@pytest.mark.parametrize("formula", [after_the_root, rms_after_the_root, l2_after_the_root, root_of_var, clamped_root])
+@pytest.mark.parametrize(
+    "formula",
+    [
+        after_the_root,
+        rms_after_the_root,
+        l2_after_the_root,
+        root_of_var,
+        clamped_root,
+        clamped_at_zero,
+        chosen_where_zero,
+    ],
+)
 def test_a_root_without_eps_is_found_at_every_width(formula: Formula, width: int) -> None:
     (found,) = findings("NUM004", model(formula, width), torch.ones(3, 4))
     assert found.basis == "proof"
@@ -81,7 +106,7 @@ def test_the_finding_is_true_of_the_model_forward_finite_and_gradient_not(formul
     assert not x.grad.isfinite().any()
 
 
-@pytest.mark.parametrize("formula", [inside, std_plus_eps, norm_plus_eps, cosine])
+@pytest.mark.parametrize("formula", [inside, clamped_inside, std_plus_eps, norm_plus_eps, cosine])
 def test_what_torch_masks_or_guards_passes(formula: Formula) -> None:
     assert findings("NUM004", model(formula), torch.ones(3, 4)) == []
 

@@ -157,6 +157,35 @@ def test_a_stream_that_a_gain_promotes(gain: torch.dtype, back: bool, expected: 
     assert severities("NUM011", model, torch.randn(2, 3, 8, generator=G).bfloat16()) == expected
 
 
+class CastMatrix(nn.Module):
+    """A matrix that is cast to the dtype of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8, 8, generator=G).bfloat16() / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.w.to(x.dtype))
+
+
+class Pre(nn.Module):
+    """A pre-norm block whose branch runs in whatever dtype the norm gives out."""
+
+    def __init__(self, *, back: bool) -> None:
+        super().__init__()
+        self.gain, self.up, self.down, self.back = nn.Parameter(torch.ones(8)), CastMatrix(), CastMatrix(), back
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(self.up(rms(x.float()).to(x.dtype) * self.gain).relu())
+        return x + (y.to(x.dtype) if self.back else y)
+
+
+@pytest.mark.parametrize(("back", "expected"), [(False, ["warning"]), (True, [])])
+def test_a_stream_that_a_gain_promotes_behind_matrices(back: bool, expected: list[str]) -> None:
+    model = nn.Sequential(nn.Linear(8, 8).bfloat16(), Pre(back=back), Pre(back=back))
+    assert severities("NUM011", model, torch.randn(2, 3, 8, generator=G).bfloat16()) == expected
+
+
 def test_a_stream_kept_in_float32_on_purpose_passes() -> None:
     class Wide(nn.Module):
         def __init__(self) -> None:

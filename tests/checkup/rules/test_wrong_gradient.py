@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,11 @@ from torch.autograd.function import once_differentiable
 
 from normwise.layers import LayerNorm, RMSNorm
 from tests.checkup.rules.judging import findings
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    return nn.functional.layer_norm(x, x.shape[-1:])
+
 
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
 
@@ -114,7 +120,67 @@ def test_a_second_derivative_that_is_silently_another_is_worth_knowing() -> None
     assert severities(Norm(function=Twice)) == ["info"]
 
 
-def test_statistics_under_no_grad_are_a_warning_and_those_detached_openly_pass() -> None:
+class Cut(Twice):
+    """A backward on tensors without history: the second derivative is cut, and nothing says so."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        with torch.no_grad():
+            return Twice.backward(ctx, *grads)
+
+
+def test_a_second_derivative_that_is_silently_cut_is_worth_knowing() -> None:
+    (found,) = findings("NUM012", nn.Sequential(nn.Linear(16, 16), Norm(function=Cut)), X)
+    assert (found.severity, "second derivative" in found.message) == ("info", True)
+
+
+class Formula(nn.Module):
+    def __init__(self, formula: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.formula = formula
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(x)
+
+
+def rms(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def _scaled_first(x: Tensor) -> Tensor:
+    return rms(x / x.detach().abs().amax(-1, keepdim=True).clamp_min(1e-6))
+
+
+def _adanorm(x: Tensor) -> Tensor:
+    y = rms(x)
+    return y * (1 - 0.1 * y).detach()
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [_scaled_first, _adanorm, lambda x: rms(x) + (rms(x).round() - rms(x)).detach(), lambda x: x + rms(x.detach())],
+    ids=["a scale that cancels", "a factor behind", "straight-through", "a stopped norm"],
+)
+def test_a_detach_that_leaves_the_gradient_of_the_norm_passes(formula: Callable[[Tensor], Tensor]) -> None:
+    assert severities(Formula(formula)) == []
+
+
+def _detached_layer_norm(x: Tensor) -> Tensor:
+    s = x.detach()
+    return (x - s.mean(-1, keepdim=True)) * torch.rsqrt(s.var(-1, keepdim=True, correction=0) + 1e-5)
+
+
+def test_a_detached_mean_and_variance_are_found_in_a_norm_that_is_no_module_of_its_own() -> None:
+    block = Formula(lambda x: x + _detached_layer_norm(x.tanh()).tanh())
+    (found,) = findings("NUM012", nn.Sequential(nn.Linear(16, 16), block), X)
+    assert found.severity == "warning"
+    x = torch.randn(64, 16, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(64, 16, dtype=torch.float64)
+    cut, true = (torch.autograd.grad(f(x), x, g)[0] for f in (_detached_layer_norm, layer_norm))
+    assert found.evidence["value"] == pytest.approx(float((cut - true).norm() / true.norm()), abs=0.2)
+
+
+def test_statistics_under_no_grad_or_detached_are_a_warning() -> None:
     class Frozen(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
@@ -126,7 +192,7 @@ def test_statistics_under_no_grad_are_a_warning_and_those_detached_openly_pass()
             return x * torch.rsqrt(x.detach().square().mean(-1, keepdim=True) + 1e-6)
 
     assert severities(Frozen()) == ["warning"]
-    assert severities(Detached()) == []
+    assert severities(Detached()) == ["warning"]
 
 
 def test_another_function_beside_the_norm_is_not_blamed_on_it() -> None:

@@ -2,9 +2,9 @@
 
 ## What it finds
 Norms that are given half precision and hand on float32 without a cast, where that result joins the residual stream: a
-float32 gain in a half-precision model promotes the product, the add promotes the stream. The ops that run in float32
-from there on are counted. Where the result is cast back, or stays inside its branch, nothing is wrong: mixed
-precision is often built so.
+float32 gain in a half-precision model promotes the product, the add promotes the stream, at once or behind matrices
+that are cast to the dtype of their input. The ops that run in float32 from there on are counted. Where the result is
+cast back, or stays inside its branch, nothing is wrong: mixed precision is often built so.
 
 ## Why it matters
 Everything after runs in float32 (twice the memory, a fraction of the speed) or the next half-precision matmul refuses
@@ -40,7 +40,8 @@ ZH = """把半精度残差流变成 float32 的归一化。
 
 ## 发现什么
 输入为半精度、输出为 float32 且没有转换、其结果又并入残差流的归一化：半精度模型中的 float32 增益使乘积提升，相加又使残
-差流提升。报告统计此后以 float32 运行的算子数。若结果被转回，或只留在分支内部，则没有问题：混合精度常常这样设计。
+差流提升；结果可以直接并入，也可以先经过被转成其输入 dtype 的矩阵。报告统计此后以 float32 运行的算子数。若结果被转回，
+或只留在分支内部，则没有问题：混合精度常常这样设计。
 
 ## 为什么重要
 此后的一切都以 float32 运行（内存加倍，速度下降），或者下一个半精度矩阵乘拒绝该 dtype；整体转换后的模型副本计算的是另
@@ -57,7 +58,7 @@ https://docs.pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc�
 CODE = "NUM011"
 SEVERITY = Severity.WARNING
 
-_STEPS = 40  # pointwise ops and views between a norm and the add
+_STEPS = 200  # ops between a norm and the add: an attention written out has a few dozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +97,10 @@ def _promoted(facts: Facts, site: Site) -> Promoted | None:
                 if op.short in ops.RECAST or graph.values[op.outputs[0]].dtype != "float32":
                     continue
                 half = [i for i in op.inputs if graph.values[i].dtype in HALF and facts.flow.data[i]]
-                if op.id in streams and half:
-                    return Promoted(site=site, stream=streams[op.id], after=_after(facts, op.id))
-                if op.short in ops.POINTWISE | ops.VIEW:
+                if op.id not in streams:  # a matrix cast to the dtype of its input carries the float32 through
                     pending.extend(op.outputs)
+                elif half:
+                    return Promoted(site=site, stream=streams[op.id], after=_after(facts, op.id))
     return None
 
 
@@ -112,7 +113,7 @@ def _after(facts: Facts, start: int) -> int:
 def _finding(facts: Facts, found: list[Promoted]) -> Finding:
     paths = tuple(dict.fromkeys(p.site.row.path for p in found))
     half, after = facts.graph.values[found[0].site.calls[0].input].dtype, max(p.after for p in found)
-    parameters = dict(facts.target.model.named_parameters(remove_duplicate=False))
+    parameters = facts.parameters
     gain = parameters.get(found[0].site.row.weight_path or "")
     return Finding(
         path=paths[0],

@@ -1,9 +1,10 @@
 """An eps outside the square root: finite forward, no finite gradient.
 
 ## What it finds
-A norm written by hand that divides by `sqrt(var) + eps` (or by `sqrt(var)` clamped from below) instead of `sqrt(var +
-eps)`. The norm is run by itself, forward and backward, on rows of 0, 0.1, 1 and 3.7; it is reported only where the
-forward is finite and the gradient is not. `x.std() + eps` and `x.norm() + eps` usually pass, because torch masks
+A norm written by hand that divides by `sqrt(var) + eps` (or by `sqrt(var)` clamped from below; a `clamp(min=0)` under
+the root guards nothing) instead of `sqrt(var + eps)`. Such a norm, and any whose eps is not known or 0, is run by
+itself, forward and backward, on rows of 0, 0.1, 1 and 3.7; it is reported only where the forward is finite and the
+gradient is not. `x.std() + eps` and `x.norm() + eps` usually pass, because torch masks
 their gradient at 0.
 
 ## Why it matters
@@ -37,14 +38,15 @@ from normwise.facts.repairs import effect
 from normwise.facts.rows import alike
 from normwise.facts.sites import Site
 from normwise.rendering import both
+from normwise.spec import Kind
 from normwise.targets import Target
 
 ZH = """eps 在平方根之外：前向有限，梯度非有限。
 
 ## 发现什么
-除以 `sqrt(var) + eps`（或从下方截断的 `sqrt(var)`）而不是 `sqrt(var + eps)` 的手写归一化。归一化在全为 0、0.1、1 和
-3.7 的行上单独运行前向和反向；只有前向有限而梯度非有限时才报告。`x.std() + eps` 和 `x.norm() + eps` 通常没有问题，因为
-torch 把它们在 0 处的梯度置零。
+除以 `sqrt(var) + eps`（或从下方截断的 `sqrt(var)`；根号内的 `clamp(min=0)` 不起保护作用）而不是 `sqrt(var + eps)` 的
+手写归一化。这样的归一化以及 eps 未知或为 0 的归一化，在全为 0、0.1、1 和 3.7 的行上单独运行前向和反向；只有前向有限而
+梯度非有限时才报告。`x.std() + eps` 和 `x.norm() + eps` 通常没有问题，因为 torch 把它们在 0 处的梯度置零。
 
 ## 为什么重要
 根号在 0 处的导数为无穷，而 0 * inf 为 NaN。只要一行是常数（填充、孤立节点、死通道），这一步的所有梯度都变成 NaN，而激
@@ -69,7 +71,7 @@ CONSTANTS = (0.0, 0.1, 1.0, 3.7)
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report every norm with its eps outside the root whose gradient is not finite on a constant row."""
-    outside = [s for s in facts.sites if not s.row.native and s.calls[0].eps_outside]
+    outside = [s for s in facts.sites if not s.row.native and (s.calls[0].eps_outside or _unclear(s))]
     caught: dict[tuple[float, ...], list[Site]] = {}
     unknown: NotKnown | None = None
     for group in alike(outside, facts.recording):
@@ -86,6 +88,11 @@ def check(facts: Facts) -> Iterator[Finding]:
         raise unknown
 
 
+def _unclear(site: Site) -> bool:
+    """Whether no eps is known: `x / where(s == 0, 1, s)` has a guard all the same."""
+    return site.row.spec is None or site.row.spec.kind is Kind.OTHER or not site.row.spec.eps
+
+
 def _failing(facts: Facts, site: Site) -> tuple[float, ...]:
     answers = {number: facts.rows.constant(site.calls[0], number) for number in CONSTANTS}
     return tuple(n for n, a in answers.items() if a.forward_finite and not a.gradient_finite)
@@ -93,14 +100,15 @@ def _failing(facts: Facts, site: Site) -> tuple[float, ...]:
 
 def _finding(facts: Facts, failing: tuple[float, ...], sites: list[Site]) -> Finding:
     paths = tuple(s.row.path for s in sites)
+    where = _OUTSIDE if all(s.calls[0].eps_outside for s in sites) else _UNGUARDED
     return Finding(
         path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,
         message=both(
-            f"{counted(len(paths), 'norm')}: eps outside the root, a constant row has no finite gradient",
-            f"{len(paths)} 个归一化：eps 在根号之外，常数行没有有限的梯度",
+            f"{counted(len(paths), 'norm')}: {where}, a constant row has no finite gradient",
+            f"{len(paths)} 个归一化：{where.zh}，常数行没有有限的梯度",
         ),
         evidence={
             "norms": len(paths),
@@ -114,6 +122,10 @@ def _finding(facts: Facts, failing: tuple[float, ...], sites: list[Site]) -> Fin
             "把 eps 移进根号：用 x * torch.rsqrt(var + eps ** 2) 代替 x / (sqrt(var) + eps)。",
         ),
     )
+
+
+_OUTSIDE = both("eps outside the root", "eps 在根号之外")
+_UNGUARDED = both("a root of 0", "根号内为 0")
 
 
 def _repair(facts: Facts, site: Site, failing: tuple[float, ...]) -> dict[str, object] | None:
