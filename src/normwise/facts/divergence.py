@@ -154,8 +154,8 @@ def _converted(reference: Reference, value: int) -> bool:
     """Whether the op that made a value reads parameters that are not the reference's of the same name."""
     run = reference.runs[0]
     op = run.graph.producer(value)
-    theirs = dict(reference.facts.target.model.named_parameters(remove_duplicate=False))
-    mine = dict(reference.mine.target.model.named_parameters(remove_duplicate=False))
+    theirs = reference.facts.parameters
+    mine = reference.mine.parameters
     names = [n for v in parameters_of(run.graph, op) for n in run.graph.values[v].names] if op is not None else []
     return any(not _equal(mine[n], theirs[n]) for n in names if n in mine and n in theirs)
 
@@ -196,15 +196,15 @@ def _tied(reference: Reference, op: Op) -> tuple[str, ...]:
 
 
 def _equal_named(reference: Reference, name: str) -> bool:
-    mine = dict(reference.mine.target.model.named_parameters(remove_duplicate=False))
-    theirs = dict(reference.facts.target.model.named_parameters(remove_duplicate=False))
+    mine = reference.mine.parameters
+    theirs = reference.facts.parameters
     return name in theirs and _equal(mine[name], theirs[name])
 
 
 def _shifts(reference: Reference) -> Iterator[str]:
     """Yield norms without the reference's shift whose reader has the reference's bias, or none."""
-    mine = dict(reference.mine.target.model.named_parameters(remove_duplicate=False))
-    theirs = dict(reference.facts.target.model.named_parameters(remove_duplicate=False))
+    mine = reference.mine.parameters
+    theirs = reference.facts.parameters
     graph = reference.mine.graph
     for pair in reference.pairs:
         shift, kept = _held(reference.facts, pair.theirs.bias), _held(reference.mine, pair.mine.bias)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import torch
+from torch import nn
 
 from normwise.errors import NotKnown
 from normwise.facts import (
@@ -92,6 +93,21 @@ class Facts:
         self.forward_passes += forward
         self.backward_passes += backward
         self.repair_passes += (forward + backward) if repair else 0
+
+    @cached_property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Every module by every path that it has."""
+        return dict(self.target.model.named_modules(remove_duplicate=False))
+
+    @cached_property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Every parameter by every name that it has."""
+        return dict(self.target.model.named_parameters(remove_duplicate=False))
+
+    @cached_property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Every parameter and buffer by every name that it has."""
+        return {**self.parameters, **dict(self.target.model.named_buffers(remove_duplicate=False))}
 
     @cached_property
     def traced(self) -> Recording:

@@ -172,8 +172,7 @@ class Ranges:
         if not record.floating or "complex" in record.dtype:
             return None
         if record.kind in (ValueKind.PARAM, ValueKind.BUFFER):
-            model = self.facts.target.model
-            named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            named = self.facts.tensors
             tensor = next((named[n] for n in record.names if n in named), None)
         elif record.kind is ValueKind.CONST:
             tensor = self.facts.traced.constants.get(record.id)
@@ -352,7 +351,7 @@ class Ranges:
         return 0.0
 
     def _gain(self, path: str | None, offset: float) -> float | None:
-        parameter = dict(self.facts.target.model.named_parameters(remove_duplicate=False)).get(path or "")
+        parameter = self.facts.parameters.get(path or "")
         return (
             None
             if parameter is None or parameter.numel() == 0

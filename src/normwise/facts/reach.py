@@ -89,7 +89,7 @@ def _counts(moved: torch.Tensor) -> tuple[int, ...]:
 def contradictions(facts: Facts, call: NormCall, reach: Reach) -> list[Contradiction]:
     """Return the attributes of a norm's module that its statistics do not follow."""
     record = facts.graph.calls[call.call]
-    module = dict(facts.target.model.named_modules(remove_duplicate=False)).get(record.path)
+    module = facts.modules.get(record.path)
     if module is None or not any(reach.moved) or not _is_norm_alone(module):
         return []
     found = []

@@ -79,8 +79,7 @@ def compute(
     """
     if spec.gate is not Gate.NONE or spec.modulation is not Modulation.NONE:
         raise NotKnown(both("the norm is gated or modulated", "该归一化带门控或调制"))
-    tensors = dict(facts.target.model.named_parameters(remove_duplicate=False))
-    tensors |= dict(facts.target.model.named_buffers(remove_duplicate=False))
+    tensors = facts.tensors
     values = facts.traced.graph.values
 
     def named(value: int | None) -> torch.Tensor | None:

@@ -89,6 +89,6 @@ def _parameter(facts: Facts, graph: Graph, value: int) -> torch.Tensor | None:
     read = graph.values[value]
     if read.kind is not ValueKind.PARAM or not read.names:
         return None
-    tensors = dict(facts.target.model.named_parameters(remove_duplicate=False))
+    tensors = facts.parameters
     found = tensors.get(read.names[0])
     return None if found is None or found.is_meta or found.numel() == 0 else found

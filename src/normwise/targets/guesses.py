@@ -77,13 +77,17 @@ def candidates(model: nn.Module) -> Iterator[tuple[Any, ...]]:
 
 def sequence_first(model: nn.Module) -> bool:
     """Tell whether the first module that reads data takes [T, B, H]."""
-    entry = next(_entries(model, ""), None)
+    entry = _first_entry(model)
     return isinstance(entry, nn.RNNBase | nn.MultiheadAttention) and not entry.batch_first
 
 
 def channels_first(model: nn.Module) -> bool:
     """Tell whether the first module that reads data takes [B, C, T]."""
-    return isinstance(next(_entries(model, ""), None), nn.Conv1d | nn.ConvTranspose1d)
+    return isinstance(_first_entry(model), nn.Conv1d | nn.ConvTranspose1d)
+
+
+def _first_entry(model: nn.Module) -> nn.Module | None:
+    return next((module for module in model.modules() if _reader(module) is not _reads_nothing), None)
 
 
 def _first_arguments(model: nn.Module, name: str, maker: Maker) -> Iterator[torch.Tensor]:

@@ -110,7 +110,7 @@ def _collapsed(facts: Facts, call: NormCall) -> Collapsed | None:
 
 def _silenced(facts: Facts, call: NormCall) -> bool:
     """Whether torch's own op, which multiplies by the gain inside, holds a gain of 0: zero rows are then asked for."""
-    named = dict(facts.target.model.named_parameters(remove_duplicate=False))
+    named = facts.parameters
     gain = None if call.weight is None else named.get(facts.graph.values[call.weight].names[0])
     return gain is not None and bool((gain == 0).any())
 

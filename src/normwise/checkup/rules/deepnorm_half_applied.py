@@ -130,7 +130,7 @@ def _with_alpha(facts: Facts, index: int, alpha: float, gain: float, weights: in
 def _gains(facts: Facts, index: int) -> list[float]:
     """Return the standard deviation, relative to Xavier's, of the branches' matrices but for queries and keys."""
     heads, graph = AttentionOperands(facts.flow), facts.graph
-    tensors = dict(facts.target.model.named_parameters(remove_duplicate=False))
+    tensors = facts.parameters
     found: dict[str, float] = {}
     for add in facts.placed.streams[index].adds:
         for op in (graph.ops[o] for o in add.region):

@@ -91,7 +91,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 def _trained(facts: Facts, share: Share) -> bool:
     """Whether a norm's gain has moved from the one number it was initialized with."""
-    gain = dict(facts.target.model.named_parameters(remove_duplicate=False)).get(share.site.row.weight_path or "")
+    gain = facts.parameters.get(share.site.row.weight_path or "")
     return gain is not None and gain.numel() > 1 and bool((gain != gain.flatten()[0]).any())
 
 

@@ -64,7 +64,7 @@ FEWEST = 1024
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report norms in half precision whose parameters get wrong gradients from many rows."""
-    parameters = dict(facts.target.model.named_parameters(remove_duplicate=False))
+    parameters = facts.parameters
     halves = {torch.float16, torch.bfloat16}
     sites = [
         s

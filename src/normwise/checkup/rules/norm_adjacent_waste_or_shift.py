@@ -20,7 +20,7 @@ Li et al. 2018, https://arxiv.org/abs/1801.05134 (dropout before batch norm).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
@@ -75,7 +75,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     biases = [p for n in calls if (p := _bias_before(facts, graph, n)) is not None]
     if biases:
         yield _biases(tuple(dict.fromkeys(biases)), facts)
-    dropped = tuple(dict.fromkeys(p for p in norms if _dropout_before(facts, p)))
+    dropped = _after_dropout(facts, norms)
     if dropped:
         yield _dropouts(dropped)
 
@@ -92,7 +92,7 @@ def _bias_before(facts: Facts, graph: Graph, norm: NormCall) -> str | None:
     if bias is None or graph.values[bias].kind is not ValueKind.PARAM or not graph.values[bias].names:
         return None
     name = graph.values[bias].names[0]
-    parameters = dict(facts.target.model.named_parameters(remove_duplicate=False))
+    parameters = facts.parameters
     return name if name in parameters and parameters[name].requires_grad else None
 
 
@@ -101,17 +101,20 @@ def _argument(op: Op, index: int) -> int | None:
     return given.value if isinstance(given, Ref) else None
 
 
-def _dropout_before(facts: Facts, path: str) -> bool:
-    """Whether a norm reads the output of a dropout: an op of the traced run, or a module that is idle in eval mode."""
+def _after_dropout(facts: Facts, norms: Collection[str]) -> tuple[str, ...]:
+    """Return the norms that read the output of a dropout: an op of the run, or a module that is idle in eval mode."""
     graph = facts.traced.graph
-    readers = [c for c in graph.calls if c.path == path and c.inputs]
-    droppers = {p for p, m in facts.target.model.named_modules() if getattr(m, "p", 0) and _is_dropout(m)}
-    for reader in readers:
-        op = graph.producer(reader.inputs[0])
-        before = [c for c in graph.calls if c.path in droppers and c.id < reader.id and c.outputs == reader.inputs]
-        if (op is not None and op.short in _DROPOUTS) or before:
-            return True
-    return False
+    droppers = {p for p, m in facts.modules.items() if getattr(m, "p", 0) and _is_dropout(m)}
+    dropped: set[tuple[int, ...]] = set()  # what dropouts have given out so far
+    found: list[str] = []
+    for call in graph.calls:
+        if call.path in norms and call.inputs:
+            op = graph.producer(call.inputs[0])
+            if (op is not None and op.short in _DROPOUTS) or call.inputs in dropped:
+                found.append(call.path)
+        elif call.path in droppers:
+            dropped.add(call.outputs)
+    return tuple(dict.fromkeys(found))
 
 
 def _is_dropout(module: nn.Module) -> bool:
@@ -119,7 +122,7 @@ def _is_dropout(module: nn.Module) -> bool:
 
 
 def _biases(names: tuple[str, ...], facts: Facts) -> Finding:
-    parameters = dict(facts.target.model.named_parameters(remove_duplicate=False))
+    parameters = facts.parameters
     paths = tuple(dict.fromkeys(n.rpartition(".")[0] for n in names))
     return Finding(
         path=paths[0],

@@ -86,7 +86,7 @@ def _gained(attention: Attention) -> bool:
 
 def _chosen(facts: Facts, attention: Attention) -> bool:
     """Whether training has moved the gains: equal numbers throughout are as initialised."""
-    values, tensors = facts.graph.values, dict(facts.target.model.named_parameters(remove_duplicate=False))
+    values, tensors = facts.graph.values, facts.parameters
     for norm in attention.norms:
         tensor = tensors.get(values[norm.weight].names[0]) if norm.weight is not None else None
         if tensor is not None and not bool((tensor.flatten() == tensor.flatten()[0]).all()):
