@@ -205,6 +205,17 @@ class Checkpoints:
         loaded = [(t, self.tensors[self.matched[k]]) for k, t in self.others.items() if k in self.matched]
         return sum(same(a, b) for a, b in loaded) / len(loaded) if loaded else 1.0
 
+    @cached_property
+    def nothing_loaded(self) -> bool:
+        """Whether no tensor of the model is the checkpoint's, because all names there begin otherwise.
+
+        Every gain and shift is then where a fresh norm starts, which no training since would have left there.
+        """
+        if not self.tensors or self.untouched > 0 or self.prefix == Prefix():
+            return False
+        held = [n for n in self.norms if n.state is not State.ABSENT]
+        return bool(held) and all(n.initial for n in held) and any(n.state is State.DIFFERENT for n in held)
+
     # -- what the model has no place for ---------------------------------------------------
 
     @cached_property
@@ -278,6 +289,8 @@ class Checkpoints:
     @property
     def key_map(self) -> dict[str, str]:
         """The renaming that would load what was lost: patterns of the checkpoint's keys to those of the model."""
+        if self.nothing_loaded:
+            return {f"{self.prefix.checkpoint}*": f"{self.prefix.model}*"}
         return {pattern(n.proposed): pattern(n.key) for n in self.lost if n.proposed}
 
 

@@ -38,7 +38,8 @@ def stack(*normed: bool, turned: tuple[bool, ...] = ()) -> nn.Module:
 def test_an_interior_layer_without_the_qk_norm_of_the_others_is_found() -> None:
     (found,) = findings("PLC002", stack(True, True, False, True, True, True), X)
     assert (found.path, str(found.severity)) == ("2", "warning")
-    assert "no inner norm" in found.message and "2 qk norms" in found.message
+    assert "no inner norm" in found.message
+    assert "2 qk norms" in found.message
 
 
 @pytest.mark.parametrize(

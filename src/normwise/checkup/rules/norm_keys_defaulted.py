@@ -3,8 +3,10 @@
 ## What it finds
 Gains that are exactly 1 (or 0 with a unit offset) and shifts that are exactly 0, where the checkpoint holds other
 numbers for them, under their own name or under another (`gamma`, `beta`, another layer naming), or where
-the load report lists them as missing, while the rest of the model holds the checkpoint's numbers. A map of names that
-would load them is proposed. The live weights decide: what holds the checkpoint's numbers was loaded, whatever its name.
+the load report lists them as missing, while the rest of the model holds the checkpoint's numbers. Or all of them, with
+no tensor loaded at all, because every name of the checkpoint begins otherwise (`module.`, `model.`). A map of names
+that would load them is proposed. The live weights decide: what holds the checkpoint's numbers was loaded, whatever its
+name.
 
 ## Why it matters
 `strict=False` and renamed keys fail in silence. A norm at its initial value between trained matrices rescales every
@@ -46,7 +48,8 @@ ZH = """加载了 checkpoint，归一化却仍是初始值。
 
 ## 发现什么
 增益恰为 1（带单位偏移时为 0）、平移恰为 0，而 checkpoint 中有它们的其他数值（同名或异名：`gamma`、`beta`、另一套层命
-名），或加载报告将其列为缺失，同时模型其余部分与 checkpoint 一致。给出可以加载它们的键名映射。以模型中的实际权重为准：
+名），或加载报告将其列为缺失，同时模型其余部分与 checkpoint 一致；或者因为 checkpoint 的键名都以别的前缀开头
+（`module.`、`model.`）而什么都没有加载。给出可以加载它们的键名映射。以模型中的实际权重为准：
 数值与 checkpoint 相同即为已加载，无论名称。
 
 ## 为什么重要
@@ -78,7 +81,7 @@ UNTOUCHED = 0.9
 def check(facts: Facts) -> Iterator[Finding]:
     """Report gains and shifts that the loading left at their initial values."""
     found = facts.checkpoints
-    if found.covered < COVERED or found.untouched < UNTOUCHED:
+    if found.covered < COVERED or (found.untouched < UNTOUCHED and not found.nothing_loaded):
         return
     lost = [n for n in found.lost if n.role in (Role.GAIN, Role.SHIFT)]
     sure = [n for n in lost if _sure(n, found)]
@@ -110,20 +113,25 @@ def _finding(facts: Facts, found: Checkpoints, lost: list[NormTensor], severity:
     shifts = len(lost) - gains
     named = found.key_map
     said = counted(gains, "gain") + (f" and {counted(shifts, 'shift')}" if shifts else "")
+    why, why_zh = "the loading did not reach them", "加载没有触及它们"
+    if found.nothing_loaded:
+        ours, theirs = (repr(p[-24:]) for p in (found.prefix.model, found.prefix.checkpoint))
+        why = f"nothing was loaded, names begin with {theirs}, not {ours}"
+        why_zh = f"什么都没有加载，键名以 {theirs} 而不是 {ours} 开头"
     return Finding(
         path=lost[0].path.partition("#")[0],
         paths=tuple(dict.fromkeys(n.path for n in lost)),
         severity=severity,
         basis=Basis.PROOF if severity is SEVERITY else Basis.MEASURED,
         message=both(
-            f"{said} at their initial value: the loading did not reach them",
-            f"{gains} 个增益和 {shifts} 个平移仍是初始值：加载没有触及它们",
+            f"{said} at their initial value: {why}",
+            f"{gains} 个增益和 {shifts} 个平移仍是初始值：{why_zh}",
         ),
         evidence={
             "missing": [n.key for n in lost],
             "tensors": len(lost),
             "key_map": named,
-            "rest_loaded": found.covered,
+            "rest_loaded": 0.0 if found.nothing_loaded else found.covered,
         },
         counterfactual=_loaded(facts, found, lost),
         fix=both(
