@@ -114,3 +114,17 @@ def test_a_bool_mask_hides_its_keys_from_the_measure() -> None:
 def test_without_inputs_it_says_so() -> None:
     report = nw.check(Target(model=Attention(1.0), inputs_from=InputsFrom.NONE), select="PLC009")
     assert ["inputs" in n.why for n in report.not_checked] == [True]
+
+
+def test_gains_beside_the_scale_may_choose_it() -> None:
+    class Gained(Cosine):
+        def __init__(self) -> None:
+            super().__init__(1.0, length=1.0)
+            self.q_norm, self.k_norm = nn.RMSNorm(D), nn.RMSNorm(D)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return (self.q_norm(q) @ self.k_norm(k).transpose(-1, -2)).softmax(-1) @ v
+
+    torch.manual_seed(0)
+    assert severities("PLC009", Gained(), X) == ["info"]

@@ -4,8 +4,9 @@
 Attention with a norm on queries and keys whose logits are scaled otherwise than the norm asks for. RMS-normalized
 vectors of width d want 1/sqrt(d), vectors of length 1 want about sqrt(d) (or a learned temperature): both give logits
 of standard deviation 1. Measured is the spread of the logits relative to that: four times or more is too sharp, a tenth
-or less too flat to attend at all. Gains that training has moved, and learned temperatures, choose their own scale:
-never more than worth knowing.
+or less too flat to attend at all. Learned temperatures choose their own scale and are left in peace. So may gains of
+the norms: Gemma 4 ships scale 1 beside them (logits of deviation 19 with random weights), so with gains this is never
+more than worth knowing.
 
 ## Why it matters
 With a norm on queries and keys the scale of the logits is a constant of the code. A forgotten 1/sqrt(d) saturates the
@@ -42,7 +43,8 @@ ZH = """查询和键的归一化与 softmax 的缩放不相配。
 查询和键带归一化的注意力，其 logits 的缩放与该归一化的要求不符。宽度为 d 的 RMS 归一化向量配 1/sqrt(d)，
 长度为 1 的向量配约 sqrt(d)（或可学习的温度）：两者的 logits 标准差都是 1。
 测量 logits 相对于它的散布：四倍以上过于尖锐，十分之一以下过于平坦，根本无法关注。
-训练已移动的增益和可学习的温度自己选择尺度：最多供了解。
+可学习的温度自己选择尺度，不报告。归一化的增益也能选择尺度：Gemma 4 在增益之外就用缩放 1（随机权重下 logits 标准差
+为 19），所以带增益时只作提示。
 
 ## 为什么重要
 查询和键带归一化时，logits 的尺度是代码里的常数。漏掉 1/sqrt(d) 会让 softmax 从第一步起就饱和；
@@ -84,16 +86,6 @@ def _gained(attention: Attention) -> bool:
     return any(n.weight is not None for n in attention.norms)
 
 
-def _chosen(facts: Facts, attention: Attention) -> bool:
-    """Whether training has moved the gains: equal numbers throughout are as initialised."""
-    values, tensors = facts.graph.values, facts.parameters
-    for norm in attention.norms:
-        tensor = tensors.get(values[norm.weight].names[0]) if norm.weight is not None else None
-        if tensor is not None and not bool((tensor.flatten() == tensor.flatten()[0]).all()):
-            return True
-    return False
-
-
 def _finding(facts: Facts, hit: list[Attention], total: int, *, sharp: bool) -> Finding:
     first = hit[0]
     scale = first.scale
@@ -107,7 +99,7 @@ def _finding(facts: Facts, hit: list[Attention], total: int, *, sharp: bool) -> 
     return Finding(
         path=paths[0],
         paths=paths,
-        severity=Severity.INFO if any(_chosen(facts, a) for a in hit) else SEVERITY,
+        severity=Severity.INFO if any(map(_gained, hit)) else SEVERITY,
         basis=Basis.MEASURED,
         message=both(
             f"QK norm, but {len(hit)} of {total} attentions are {word}: logits {said} the usual spread",
@@ -133,7 +125,8 @@ class _Attention(nn.Module):
     def __init__(self, *, scale: float) -> None:
         super().__init__()
         self.norm, self.qkv = nn.LayerNorm(32), nn.Linear(32, 96, bias=False)
-        self.q_norm, self.k_norm, self.scale = nn.RMSNorm(32), nn.RMSNorm(32), scale
+        self.q_norm, self.k_norm = (nn.RMSNorm(32, elementwise_affine=False) for _ in range(2))
+        self.scale = scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
