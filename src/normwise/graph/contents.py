@@ -49,6 +49,7 @@ class Contents:
 
     def __init__(self, modules: Iterable[nn.Module], inputs: Any = ()) -> None:
         self._undo: list[Callable[[], object]] = []
+        self._containers: list[tuple[Any, Any]] = []  # each with a copy of its items
         self._keep: list[Any] = []  # so that the ids stay taken
         modules = list(modules)
         self._seen = {id(m) for m in modules}
@@ -56,23 +57,29 @@ class Contents:
         self._seen |= {id(t) for t in tensors_in(inputs)}
         pending: deque[Any] = deque([inputs])
         for module in modules:
-            pending.extend(v for n, v in module.__dict__.items() if n not in DICTS)
+            pending.extend(v for n, v in module.__dict__.items() if type(v) not in _ATOMS and n not in DICTS)
         while pending and len(self._keep) < _OBJECTS:
             pending.extend(self._save(pending.popleft()))
 
     def restore(self) -> None:
         """Put back what was changed in place."""
+        for item, items in self._containers:
+            if not _same(item, items):
+                item.clear()
+                item.extend(items) if isinstance(item, (list, deque)) else item.update(items)
         for undo in self._undo:
             undo()
 
     def _save(self, item: Any) -> Iterable[Any]:
         """Remember one object and return what it holds."""
-        if isinstance(item, _ATOMS) or id(item) in self._seen:
+        if type(item) in _ATOMS or id(item) in self._seen:
             return ()
         self._seen.add(id(item))
         self._keep.append(item)
         if isinstance(item, (dict, list, set, deque)):
-            return self._container(item)
+            items = dict(item) if isinstance(item, dict) else list(item)
+            self._containers.append((item, items))
+            return items.values() if isinstance(items, dict) else items
         if isinstance(item, tuple):
             return item
         if isinstance(item, torch.Tensor):
@@ -95,19 +102,6 @@ class Contents:
             self._undo.append(partial(item.setstate, item.getstate()))
         else:
             self._undo.append(partial(item.set_state, item.get_state()))
-
-    def _container(self, item: Any) -> Iterable[Any]:
-        items = dict(item) if isinstance(item, dict) else list(item)
-        size = len(items)
-
-        def undo() -> None:
-            if len(item) == size and _same(item, items):
-                return
-            item.clear()
-            item.extend(items) if isinstance(item, (list, deque)) else item.update(items)
-
-        self._undo.append(undo)
-        return items.values() if isinstance(items, dict) else items
 
     def _tensor(self, item: torch.Tensor) -> None:
         if item.device.type == "meta" or type(item) is not torch.Tensor or item.numel() > _ELEMENTS:
@@ -140,16 +134,20 @@ class Contents:
         plain = isinstance(item, torch.optim.Optimizer | SimpleNamespace)
         if type(own) is not dict or (kind.__module__.partition(".")[0] in _FOREIGN and not plain):
             return ()
-        if isinstance(item, (type, nn.Module)) or callable(item):
+        if isinstance(item, (type, nn.Module, *_VALUES)) or callable(item):
             return ()
         return self._save(own)
 
 
 def _same(container: Any, items: Any) -> bool:
     """Compare by identity: tensors have no truth value."""
+    if not items or len(container) != len(items):
+        return len(container) == len(items)
     if isinstance(items, dict):
         return list(container) == list(items) and all(container[k] is items[k] for k in items)
     return all(a is b for a, b in zip(container, items, strict=True))
 
 
-_ATOMS = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
+_VALUES = (str, bytes, int, float, complex)
+# by exact type, which is the quicker test
+_ATOMS = frozenset((*_VALUES, bool, type(None), torch.dtype, torch.device, torch.Size))
