@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -93,7 +94,8 @@ class Rows:
         """Return the largest relative error of the gradients of gain and shift over many rows.
 
         The module that is the norm is run as it is; a norm inside a larger one is replayed. The upstream gradient is
-        1 + the normalized value, so that every sum is about the number of rows.
+        1 + the normalized value, so that every sum is about the number of rows. It runs in one thread: each of several
+        adds up its own rows, so that the error would depend on how many there are.
 
         Raises:
             NotKnown: the norm cannot be run by itself, or has no parameters.
@@ -109,9 +111,10 @@ class Rows:
         core = self.double(call.core, {call.input: x.double(), **leaves}).detach()
         holder = self.graph.calls[call.call]
         alone = holder.id > 0 and len(holder.inputs) == len(holder.outputs) == 1
-        made = self._module_gradients(holder.path, x, list(held.values()), core, true) if alone else None
-        if made is None:
-            made = self._replayed_gradients(call, x, held, core)
+        with _one_thread():
+            made = self._module_gradients(holder.path, x, list(held.values()), core, true) if alone else None
+            if made is None:
+                made = self._replayed_gradients(call, x, held, core)
         if true.requires_grad:
             expected = torch.autograd.grad(true, list(leaves.values()), (1 + core).reshape(true.shape))
         else:  # a layer with a backward of its own detaches the parameters in its forward
@@ -154,6 +157,16 @@ class Rows:
     def _like_input(self, call: NormCall) -> torch.Tensor:
         record = self.graph.values[call.input]
         return torch.empty(record.shape, dtype=getattr(torch, record.dtype), device=self.device)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _core(spec: NormSpec) -> NormSpec:

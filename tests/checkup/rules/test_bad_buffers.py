@@ -48,6 +48,26 @@ def test_a_variance_of_zero_is_a_warning_unless_the_gain_is_zero_too() -> None:
     assert findings("BNS011", zero, IMAGE) == []
 
 
+@pytest.mark.parametrize(("spread", "severity"), [(0.0, "info"), (1e-4, "info"), (1.0, "warning")])
+def test_a_variance_of_zero_is_no_fault_in_a_channel_that_is_dead_on_the_data_too(spread: float, severity: str) -> None:
+    zero = with_value("running_var", 0.0)
+    conv, mean = zero[0], zero[1].get_buffer("running_mean")
+    with torch.no_grad():
+        conv.get_parameter("weight")[0] *= spread
+        mean[0] = conv.get_parameter("bias")[0]
+    (found,) = findings("BNS011", zero, IMAGE)
+    assert found.severity == severity
+
+
+def test_a_dead_channel_far_from_its_running_mean_is_amplified() -> None:
+    zero = with_value("running_var", 0.0)
+    with torch.no_grad():
+        zero[0].get_parameter("weight")[0] = 0.0
+        zero[1].get_buffer("running_mean")[0] = 1.0 + float(zero[0].get_parameter("bias")[0])
+    (found,) = findings("BNS011", zero, IMAGE)
+    assert (found.severity, found.evidence["channels_amplified"]) == ("warning", 1)
+
+
 @pytest.mark.parametrize("variance", [1e-12, 1.0, 1e6])
 def test_any_positive_finite_variance_passes(variance: float) -> None:
     assert findings("BNS011", with_value("running_var", variance, 4), IMAGE) == []

@@ -229,8 +229,31 @@ def test_the_order_is_that_of_the_family(family: str, last: bool, expected: list
 def test_training_in_half_precision_is_warned_of_and_inference_is_not() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).bfloat16()
     sgd = torch.optim.SGD(model.parameters(), lr=1e-2)
-    assert severities("NUM013", model, ROWS.bfloat16(), optimizer=sgd) == ["warning"]
-    assert severities("NUM013", model, ROWS.bfloat16()) == ["info"]
+    many = torch.randn(4, 256, 8, generator=G).bfloat16()
+    assert severities("NUM013", model, many, optimizer=sgd) == ["warning"]
+    assert severities("NUM013", model, many) == ["info"]
+
+
+def test_a_batch_that_loses_nothing_is_told_from_how_many_rows_on_it_would() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).bfloat16()
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-2)
+    (found,) = findings("NUM013", model, torch.randn(8, 8, generator=G).bfloat16(), optimizer=sgd)
+    assert found.severity == "info"
+    assert 8 < found.evidence["matters_from_rows"] <= 1024
+
+
+def test_the_loss_is_the_same_with_any_number_of_threads() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).bfloat16()
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found += findings("NUM013", model, torch.ones(512, 8).bfloat16())
+            assert torch.get_num_threads() == number
+    finally:
+        torch.set_num_threads(threads)
+    one, two = (f.evidence["value"] for f in found)
+    assert one == pytest.approx(two, rel=1e-6)  # the true sums in float64 are rounded by threads
 
 
 def test_float32_gains_and_our_layers_pass() -> None:

@@ -2,8 +2,10 @@
 
 ## What it finds
 Running variances that are NaN, infinite or negative, running means that are NaN or infinite (errors), and running
-variances that are exactly 0 in a channel whose gain is not 0 (a warning). Read from the buffers, exact; with inputs,
-the share of the output that is not finite is measured before and after repair.
+variances that are exactly 0 in a channel whose gain is not 0. Those are a warning where the example data is further
+from the running mean than eps allows, so that the norm amplifies it; a channel that is dead on the data as well
+(trained EfficientNets have over a hundred) is only worth knowing. Read from the buffers, exact; with inputs, the share
+of the output that is not finite is measured before and after repair.
 
 ## Why it matters
 In evaluation a batch norm divides by sqrt(running_var + eps). A negative variance makes its channel NaN, an infinite
@@ -35,7 +37,7 @@ from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.gaps import measure, recalibrated
 from normwise.facts.repairs import effect
-from normwise.facts.running import NO_NUMBERS, RunningStatistics
+from normwise.facts.running import NO_NUMBERS, RunningStatistics, measured
 from normwise.graph.capture import tensors_in
 from normwise.rendering import both
 from normwise.targets import Target
@@ -47,8 +49,9 @@ EXPLAINS = ("BNS004", "NUM009")
 ZH = """任何数据都产生不出的滑动统计量。
 
 ## 发现什么
-为 NaN、无穷或负数的滑动方差，为 NaN 或无穷的滑动均值（错误）；以及增益不为 0 的通道上恰为 0 的滑动方差（警告）。
-从缓冲区读出，精确；给出输入时，在同一批上测量修复前后输出中非有限值所占的比例。
+为 NaN、无穷或负数的滑动方差，为 NaN 或无穷的滑动均值（错误）；以及增益不为 0 的通道上恰为 0 的滑动方差：若示例数据与
+滑动均值的偏离超过 eps 所允许的，归一化就会放大它，为警告；在数据上同样是死的通道（训练好的 EfficientNet 有一百多个）
+只作提示。从缓冲区读出，精确；给出输入时，在同一批上测量修复前后输出中非有限值所占的比例。
 
 ## 为什么重要
 评估时批归一化除以 sqrt(running_var + eps)。负的方差使该通道成为 NaN，无穷的使其成为常数，零则把到来的一切乘以
@@ -71,6 +74,7 @@ class Counts:
     not_finite: int
     negative: int
     zero: int
+    amplified: int = 0  # of those with a variance of 0: what the example data is amplified in
 
     @property
     def broken(self) -> int:
@@ -92,25 +96,61 @@ def check(facts: Facts) -> Iterator[Finding]:
             f"{channels} 个通道的滑动统计量为负或非有限",
         )
         yield replace(_finding(SEVERITY, broken, message), counterfactual=_repaired(facts))
-    if zero:
-        channels = sum(c.zero for c in zero.values())
+    zero = {p: replace(c, amplified=_amplified(facts, p)) for p, c in zero.items()}
+    loud = {p: c for p, c in zero.items() if c.amplified}
+    if loud:
+        channels = sum(c.amplified for c in loud.values())
         message = both(
-            f"{counted(channels, 'channel')} with a running variance of exactly 0",
-            f"{channels} 个通道的滑动方差恰为 0",
+            f"{counted(channels, 'channel')} with a running variance of exactly 0 amplify the data",
+            f"{channels} 个通道的滑动方差恰为 0，放大了数据",
         )
-        yield _finding(Severity.WARNING, zero, message)
+        yield _finding(Severity.WARNING, loud, message)
+    if quiet := {p: c for p, c in zero.items() if not c.amplified}:
+        channels = sum(c.zero for c in quiet.values())
+        message = both(
+            f"{counted(channels, 'channel')} with a running variance of exactly 0, dead on the data or not seen",
+            f"{channels} 个通道的滑动方差恰为 0，在数据上是死的或未见到",
+        )
+        yield _finding(Severity.INFO, quiet, message)
+
+
+def _amplified(facts: Facts, path: str) -> int:
+    """Return how many channels of variance 0 the example data leaves by more than eps: their output exceeds 1."""
+    running = next(r for r in facts.running if r.path == path)
+    found = torch.zeros(running.var.shape, dtype=torch.bool)
+    try:
+        values = facts.graph.values
+        for call in facts.norm_calls.norms:
+            named = values[call.running_var].names if call.running_var is not None else ()
+            if f"{path}.running_var" not in named or call.spec is None or call.uses_batch:
+                continue
+            data = measured(facts.target.model.get_submodule(path), facts.runs.base.of(call.input))
+            if data is None:
+                continue
+            mean = 0.0 if running.mean is None else running.mean.cpu().double()
+            away = data.var.cpu() + (data.mean.cpu() - mean).square()
+            found |= away > (call.spec.eps or 0.0)
+    except NotKnown:
+        return 0
+    return int((found & _zero(running).cpu()).sum())
+
+
+def _zero(running: RunningStatistics) -> torch.Tensor:
+    """Return which channels have a variance of 0 and a gain."""
+    used = torch.ones_like(running.var, dtype=torch.bool)
+    if running.weight is not None and running.weight.numel() == used.numel():
+        used = running.weight.reshape(-1) != 0
+    return (running.var == 0) & used
 
 
 def _counts(running: RunningStatistics) -> Counts:
     finite = running.var.isfinite()
     if running.mean is not None and running.mean.shape == running.var.shape:
         finite &= running.mean.isfinite()
-    used = torch.ones_like(finite) if running.weight is None else running.weight.reshape(-1) != 0
-    zero = (running.var == 0) & (used if used.shape == finite.shape else torch.ones_like(finite))
     return Counts(
         not_finite=int((~finite).sum()),
         negative=int((finite & (running.var < 0)).sum()),
-        zero=int((finite & zero).sum()),
+        zero=int((finite & _zero(running)).sum()),
     )
 
 
@@ -144,6 +184,7 @@ def _finding(severity: Severity, norms: dict[str, Counts], message: str) -> Find
             "channels_not_finite": sum(c.not_finite for c in norms.values()),
             "channels_negative": sum(c.negative for c in norms.values()),
             "channels_zero": sum(c.zero for c in norms.values()),
+            "channels_amplified": sum(c.amplified for c in norms.values()),
         },
         fix=both(
             "Estimate them again: norm.reset_running_stats(), then some training batches in train mode without a step.",
