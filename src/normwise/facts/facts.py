@@ -22,6 +22,7 @@ from normwise.facts import (
     conventions,
     decoding,
     gaps,
+    keepers,
     labels,
     liveness,
     logits,
@@ -245,6 +246,11 @@ class Facts:
     def live_norms(self) -> Mapping[str, liveness.Liveness]:
         """What each norm with running statistics does in either mode; needs no run of the model."""
         return liveness.read(self.target.model)
+
+    @cached_property
+    def keepers(self) -> Mapping[str, keepers.Keeper]:
+        """The modules that keep running statistics under names of their own; needs no run of the model."""
+        return keepers.read(self.target.model)
 
     @cached_property
     def modes_in_training(self) -> Mapping[str, bool]:

@@ -2,9 +2,10 @@
 
 ## What it finds
 Norms that change their running statistics although their module is in eval mode: `F.batch_norm(..., training=True)`
-with buffers, or a running average of one's own that does not ask `self.training`. Found in the traced run or by
-running the norm alone, and proved on one forward of the model by comparing the buffers bit by bit. Caches, position
-buffers and other state that is no statistic of a norm are left out, and so is a norm in train mode (see BNS001).
+with buffers, or a running average of one's own, whatever its buffers are called, that does not ask `self.training`.
+Found in the traced run or by running the norm alone, and proved on one forward of the model by comparing the buffers
+bit by bit. Caches, position buffers and other state that is no statistic of a norm are left out, and so is a norm in
+train mode (see BNS001).
 
 ## Why it matters
 Each inference changes the model: the second answer for the same input differs from the first, two servers drift apart,
@@ -39,11 +40,12 @@ CODE = "BNS002"
 SEVERITY = Severity.ERROR
 EXPLAINS = ("AXS001", "BNS004")
 
-ZH = """eval 模式下的前向改写滑动统计量。
+ZH = """eval 模式下的前向改写运行统计量。
 
 ## 发现什么
-模块处于 eval 模式却仍改变其滑动统计量的归一化：带缓冲区调用 `F.batch_norm(..., training=True)`，或自写的滑动平均
-不检查 `self.training`。从追踪的运行中找到，或单独运行该归一化发现，并通过模型的一次前向逐位比较缓冲区来证明。
+模块处于 eval 模式却仍改变其运行统计量的归一化：带缓冲区调用 `F.batch_norm(..., training=True)`，或自写的滑动平均
+（无论缓冲区叫什么）不检查 `self.training`。
+从追踪的运行中找到，或单独运行该归一化发现，并通过模型的一次前向逐位比较缓冲区来证明。
 缓存、位置缓冲区等不是归一化统计量的状态不算；处于训练模式的归一化也不算（由 BNS001 报告）。
 
 ## 为什么重要
@@ -61,6 +63,7 @@ ZH = """eval 模式下的前向改写滑动统计量。
 def check(facts: Facts) -> Iterator[Finding]:
     """Report every norm whose statistics a forward in eval mode changes."""
     suspects = {p for p, live in facts.live_norms.items() if live.writes_in_eval}
+    suspects |= {p for p, keeper in facts.keepers.items() if keeper.writes_in_eval}
     unknown: NotKnown | None = None
     try:
         suspects |= _in_the_graph(facts)

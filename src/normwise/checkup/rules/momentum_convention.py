@@ -2,9 +2,10 @@
 
 ## What it finds
 Norms in which the newest batch enters the running statistics with a weight between 0.5 and 1: read from torch's own
-norms, measured on others by one update. A warning where the model is in training (train mode, an optimizer or a
-`train_step`); in eval mode the number does nothing and is only worth knowing. A weight of exactly 1 ("use the last
-batch") is a decision and only worth knowing as well; plain averages (`momentum=None`) pass.
+norms, measured on others, whatever their buffers are called, by an update or two. A warning where the model is in
+training (train mode, an optimizer or a `train_step`); in eval mode the number does nothing and is only worth knowing. A
+weight of exactly 1 ("use the last batch") is a decision and only worth knowing as well; plain averages
+(`momentum=None`, or a share that falls from batch to batch) pass.
 
 ## Why it matters
 torch writes `running = (1 - momentum) * running + momentum * batch`; TensorFlow, Keras and JAX libraries mean the
@@ -42,13 +43,14 @@ HALF = 0.5
 ZH = """动量取自相反的约定。
 
 ## 发现什么
-最新批次以 0.5 到 1 之间的权重进入滑动统计量的归一化：torch 自己的归一化直接读取，其他的以一次更新测得。
+最新批次以 0.5 到 1 之间的权重进入运行统计量的归一化：torch 自己的归一化直接读取，
+其他的（无论缓冲区叫什么）以一两次更新测得。
 模型正在训练（训练模式、给出优化器或 `train_step`）时为警告；eval 模式下该数不起作用，仅作提示。
 恰为 1 的权重（“只用最后一批”）是有意的选择，也仅作提示；普通平均（`momentum=None`）视为通过。
 
 ## 为什么重要
 torch 的写法是 `running = (1 - momentum) * running + momentum * batch`；TensorFlow、Keras 和 JAX 的库指的是另一个系数，
-它们的 0.99 就是 torch 的 0.01。原样照抄这个常数，滑动统计量就只是最后一批的：评估取决于最后碰巧是哪一批，
+它们的 0.99 就是 torch 的 0.01。原样照抄这个常数，运行统计量就只是最后一批的：评估取决于最后碰巧是哪一批，
 指标在各轮之间跳动。
 
 ## 如何修复
@@ -63,6 +65,7 @@ https://keras.io/api/layers/normalization_layers/batch_normalization/（相反�
 def check(facts: Facts) -> Iterator[Finding]:
     """Report norms whose running statistics are mostly those of the newest batch."""
     weights = {p: live.momentum for p, live in facts.live_norms.items() if live.updates and live.momentum is not None}
+    weights |= {p: k.momentum for p, k in facts.keepers.items() if k.momentum is not None}
     copied = {p: m for p, m in weights.items() if HALF < m < 1}
     if copied:
         yield _finding(copied, SEVERITY if _in_training(facts) else Severity.INFO)
@@ -88,7 +91,7 @@ def _finding(found: dict[str, float], severity: Severity) -> Finding:
         basis=Basis.PROOF,
         message=both(
             f"running statistics of {counted(len(paths), 'norm')} are {most:.2%} those of the last batch",
-            f"{len(paths)} 个归一化的滑动统计量有 {most:.2%} 来自最后一批",
+            f"{len(paths)} 个归一化的运行统计量有 {most:.2%} 来自最后一批",
         ),
         evidence={"metric": "weight of the newest batch", "value": most, "limit": HALF, "norms": len(paths)},
         fix=both(
