@@ -352,7 +352,7 @@ def test_a_repair_names_what_it_moved() -> None:
     }
     report = replace(encoder(), findings=(replace(encoder().findings[0], counterfactual=repair),))
     assert "effect  with eps 1e-5: elements that are not finite 3 → 0" in text(report)
-    assert "若 把 eps 改为 1e-5: 不有限的元素 3 → 0" in text(report, lang="zh")
+    assert "若把 eps 改为 1e-5: 不有限的元素 3 → 0" in text(report, lang="zh")
 
 
 def test_a_reason_is_given_once_with_the_rules_it_holds_for() -> None:
@@ -615,6 +615,21 @@ def test_a_profile_without_numbers_draws_no_chart() -> None:
     bare = ProfileRow(stack=0, sublayer=0, path="a", residual_rms=None, branch_rms=None, grad_rms=None)
     assert "Profile by depth" not in replace(encoder(), profile=(bare,)).to_html()
     assert "residual" not in text(replace(encoder(), profile=(bare,)))
+
+
+def test_one_sublayer_draws_no_chart() -> None:
+    stack = encoder().placement.stacks[0]
+    one = replace(stack, members=stack.members[:1])
+    row = replace(encoder().profile[0], stack=0, sublayer=0)
+    report = replace(encoder(), placement=replace(encoder().placement, stacks=(one,)), profile=(row,))
+    assert "Profile by depth" in encoder().to_html()
+    assert "Profile by depth" not in report.to_html()
+
+
+def test_a_page_names_the_file_of_the_rule_in_its_language() -> None:
+    report = replace(faulty(), findings=(replace(faulty().findings[2], docs="docs/rules/PLC001.md"),))
+    assert "docs/rules/PLC001.zh-CN.md" in reports.render(report, "html", lang="zh")
+    assert "docs/rules/PLC001.md" in report.to_html()
 
 
 # the template

@@ -14,7 +14,7 @@ __all__ = ["NO_NUMBERS", "BatchStatistics", "RunningStatistics", "left_of_the_st
 
 NO_NUMBERS = both(
     "the model holds no numbers: its running statistics are on the meta device",
-    "模型没有数值：其滑动统计量在 meta 设备上",
+    "模型没有数值：其运行统计量在 meta 设备上",
 )
 
 
@@ -109,4 +109,4 @@ def _of(path: str, module: nn.Module) -> RunningStatistics | None:
 
 def _tensor(module: nn.Module, name: str) -> torch.Tensor | None:
     found = getattr(module, name, None)
-    return found.detach() if isinstance(found, torch.Tensor) else None
+    return found.detach() if isinstance(found, torch.Tensor) and not nn.parameter.is_lazy(found) else None

@@ -93,6 +93,13 @@ def test_a_difference_of_moments_is_a_warning_on_rows_that_show_it_and_else_a_re
     assert severities("NUM007", model, ROWS) == ["info"]
 
 
+def test_a_variance_that_turns_negative_is_said_not_to_be_finite() -> None:
+    model = nn.Sequential(Hand(moments), nn.Linear(8, 2)).bfloat16()
+    (found,) = findings("NUM007", model, ROWS.bfloat16())
+    assert found.evidence["value"] is None
+    assert found.message.endswith("is not finite")
+
+
 def test_two_passes_pass_on_the_same_rows() -> None:
     for norm in (Hand(two_passes), nn.LayerNorm(8)):
         assert severities("NUM007", nn.Sequential(norm, nn.Linear(8, 2)), ROWS + 2000) == []

@@ -102,3 +102,9 @@ def test_an_add_between_the_blocks_is_no_odd_block() -> None:
             return self.last(x)
 
     assert findings("PLC002", Injected(), X) == []
+
+
+def test_a_block_without_norms_is_said_to_be_without() -> None:
+    found = next(f for f in findings("PLC002", stack({3}, "bare"), X))
+    assert "without a norm" in found.message
+    assert "wired none" not in found.message

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "first"]
 
+_FEWEST_STEPS = 2  # a single one has no depth to draw over
 _MOST_PINS = 10  # beyond, their labels would cover each other
 
 
 def draw(index: int, stack: Stack, kinds: Sequence[StackKind], report: Report, say: Words) -> Markup | None:
-    """Draw a stack over depth; nothing where neither its blocks nor numbers are known.
+    """Draw a stack over depth; nothing for a single sublayer, or where neither blocks nor numbers are known.
 
     Args:
         index: of the stack in the report.
@@ -34,7 +35,7 @@ def draw(index: int, stack: Stack, kinds: Sequence[StackKind], report: Report, s
     rows = _view.profiles(report).get(index, [])
     panels = list(_panels(rows, say))
     paths = [row.path for row in rows] or [member.path for member in stack.members]
-    if not panels and not stack.members:
+    if max(len(rows), len(stack.members)) < _FEWEST_STEPS:
         return None
     hits = _hits(report, paths)
     pinned = {step for step, _ in hits}

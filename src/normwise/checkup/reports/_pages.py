@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["blocks", "page_of", "title_of"]
+__all__ = ["blocks", "file_of", "page_of", "title_of"]
 
 _CHINESE = r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"
 _BETWEEN_CHINESE = re.compile(rf"(?<={_CHINESE}) (?={_CHINESE})")  # a line end there is no space
@@ -20,6 +20,17 @@ def page_of(code: str, lang: str) -> str:
 def title_of(code: str, lang: str) -> str:
     """Return the title of a rule's page."""
     return _page(code, lang).partition("\n")[0]
+
+
+def file_of(docs: str, lang: str) -> str:
+    """Return the file of a rule's page in a language.
+
+    Examples:
+        >>> file_of("docs/rules/NUM001.md", "zh")
+        'docs/rules/NUM001.zh-CN.md'
+    """
+    named = lang == "zh" and docs.endswith(".md")
+    return f"{docs.removesuffix('.md')}.zh-CN.md" if named else docs
 
 
 def _page(code: str, lang: str) -> str:

@@ -303,7 +303,7 @@ def effect(finding: Finding, say: Words) -> str:
     moved = [] if before is None and after is None else [f"{_value(before, say)} → {_value(after, say)}"]
     measured = [" ".join([say.name(_value(metric, say)), *moved])] if metric is not None else moved
     measured += [f"{name}: {value}" for name, value in evidence(left, say)]
-    with_ = [] if change is None else [f"{say('with')} {_value(change, say)}"]
+    with_ = [] if change is None else [say.joined(say("with"), _value(change, say))]
     return ": ".join([*with_, *(["; ".join(measured)] if measured else [])])
 
 

@@ -94,7 +94,7 @@ ZH = {
     "residual stream, RMS": "残差流，均方根",
     "branch / stream": "分支 / 残差流",
     "gradient, RMS": "梯度，均方根",
-    "median token": "中位 token",
+    "median token": "中位词元",
     "share of eps under the root": "ε 在根号下的占比",
     "each with its own scale; a cross marks NaN, infinity or zero": "各有刻度；叉号表示 NaN、无穷或零",
     "residual": "残差流",
@@ -134,6 +134,7 @@ ZH = {
     "in the JSON report": "见 JSON 报告",
 }
 
+_FIRST_CHINESE = "\u2e80"  # where the characters of East Asia begin
 _SAME_IN_PLURAL = ("info", "passed", "not checked", "of them for a repair")
 _PLURALS = {"forward pass": "forward passes", "backward pass": "backward passes"}
 
@@ -167,6 +168,10 @@ class Words:
     def more(self, n: int) -> str:
         """Say that so many are left out."""
         return ZH["more"].format(n=n) if self.lang == "zh" else f"+{n} more"
+
+    def joined(self, word: str, rest: str) -> str:
+        """Set a word before others: no space between Chinese ones."""
+        return f"{word}{rest}" if self.lang == "zh" and rest[:1] >= _FIRST_CHINESE else f"{word} {rest}"
 
     def noun(self, noun: str) -> str:
         """Say a counted noun alone."""

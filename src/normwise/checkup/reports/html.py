@@ -72,6 +72,7 @@ class _FindingView:
     again: str
     explained: str
     page: list[tuple[str, list[tuple[bool, str]]]]
+    docs: str
 
 
 def render(report: Report, *, full: bool = False, lang: str = "en") -> str:
@@ -185,6 +186,7 @@ def _finding(finding: Finding, say: Words, most: int | None, again: str, page: s
         again=again,
         explained=_view.explained(finding, say),
         page=list(_pages.blocks(page)),
+        docs=_pages.file_of(finding.docs, say.lang),
     )
 
 

@@ -46,11 +46,11 @@ CODE = "BNS011"
 SEVERITY = Severity.ERROR
 EXPLAINS = ("BNS004", "NUM009")
 
-ZH = """任何数据都产生不出的滑动统计量。
+ZH = """任何数据都产生不出的运行统计量。
 
 ## 发现什么
-为 NaN、无穷或负数的滑动方差，为 NaN 或无穷的滑动均值（错误）；以及增益不为 0 的通道上恰为 0 的滑动方差：若示例数据与
-滑动均值的偏离超过 eps 所允许的，归一化就会放大它，为警告；在数据上同样是死的通道（训练好的 EfficientNet 有一百多个）
+为 NaN、无穷或负数的运行方差，为 NaN 或无穷的运行均值（错误）；以及增益不为 0 的通道上恰为 0 的运行方差：若示例数据与
+运行均值的偏离超过 eps 所允许的，归一化就会放大它，为警告；在数据上同样是死的通道（训练好的 EfficientNet 有一百多个）
 只作提示。从缓冲区读出，精确；给出输入时，在同一批上测量修复前后输出中非有限值所占的比例。
 
 ## 为什么重要
@@ -59,11 +59,11 @@ ZH = """任何数据都产生不出的滑动统计量。
 
 ## 如何修复
 找出缓冲区是如何填入的（把均值复制成了方差、对检查点取平均、只有一个数值的批次、溢出的一步），然后重新估计：
-重置滑动统计量，并在训练模式下运行一些训练批次。
+重置运行统计量，并在训练模式下运行一些训练批次。
 
 ## 来源
-问题 10、11 和 61。https://github.com/pytorch/pytorch/issues/106605（负的滑动方差）；
-https://github.com/pytorch/pytorch/issues/10008（滑动方差为 NaN 或无穷）。
+问题 10、11 和 61。https://github.com/pytorch/pytorch/issues/106605（负的运行方差）；
+https://github.com/pytorch/pytorch/issues/10008（运行方差为 NaN 或无穷）。
 """
 
 
@@ -93,7 +93,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         channels = sum(c.broken for c in broken.values())
         message = both(
             f"{counted(channels, 'channel')} of running statistics negative or not finite",
-            f"{channels} 个通道的滑动统计量为负或非有限",
+            f"{channels} 个通道的运行统计量为负或非有限",
         )
         yield replace(_finding(SEVERITY, broken, message), counterfactual=_repaired(facts))
     zero = {p: replace(c, amplified=_amplified(facts, p)) for p, c in zero.items()}
@@ -102,14 +102,14 @@ def check(facts: Facts) -> Iterator[Finding]:
         channels = sum(c.amplified for c in loud.values())
         message = both(
             f"{counted(channels, 'channel')} with a running variance of exactly 0 amplify the data",
-            f"{channels} 个通道的滑动方差恰为 0，放大了数据",
+            f"{channels} 个通道的运行方差恰为 0，放大了数据",
         )
         yield _finding(Severity.WARNING, loud, message)
     if quiet := {p: c for p, c in zero.items() if not c.amplified}:
         channels = sum(c.zero for c in quiet.values())
         message = both(
             f"{counted(channels, 'channel')} with a running variance of exactly 0, dead on the data or not seen",
-            f"{channels} 个通道的滑动方差恰为 0，在数据上是死的或未见到",
+            f"{channels} 个通道的运行方差恰为 0，在数据上是死的或未见到",
         )
         yield _finding(Severity.INFO, quiet, message)
 
@@ -162,7 +162,7 @@ def _repaired(facts: Facts) -> dict[str, Any] | None:
     except NotKnown:
         return None
     before, after = (1 - _finite(trial.output) for trial in (data.still, again))
-    change = both("running statistics of this batch", "用这一批的统计量作滑动统计量")
+    change = both("running statistics of this batch", "用这一批的统计量作运行统计量")
     return effect(change, "share of the output that is not finite", before, after) if before else None
 
 

@@ -122,7 +122,9 @@ def _excess(facts: Facts, call: NormCall, x: torch.Tensor) -> float:
 
 
 def _finding(facts: Facts, site: Site, group: tuple[Site, ...], error: float, severity: Severity) -> Finding:
-    shown = f"{error:.1%}" if math.isfinite(error) else "NaN"
+    shown, shown_zh = "is not finite", "输出不是有限数"
+    if math.isfinite(error):
+        shown, shown_zh = f"is off by {error:.1%} against float64", f"输出与 float64 相差 {error:.1%}"
     own = severity is not Severity.INFO
     rows, rows_zh = ("your rows", "你的数据") if own else ("rows with a large mean", "均值很大的行")
     paths = tuple(s.row.path for s in group)
@@ -132,8 +134,8 @@ def _finding(facts: Facts, site: Site, group: tuple[Site, ...], error: float, se
         severity=severity,
         basis=Basis.MEASURED,
         message=both(
-            f"E[x^2] - E[x]^2 cancels: the output on {rows} is off by {shown} against float64",
-            f"E[x^2] - E[x]^2 相消：在{rows_zh}上输出与 float64 相差 {shown}",
+            f"E[x^2] - E[x]^2 cancels: the output on {rows} {shown}",
+            f"E[x^2] - E[x]^2 相消：在{rows_zh}上{shown_zh}",
         ),
         evidence={
             "metric": "relative error of the output against float64",

@@ -40,14 +40,14 @@ from normwise.targets import Target
 CODE = "BNS012"
 SEVERITY = Severity.WARNING
 
-ZH = """训练时滑动统计量以半精度保存。
+ZH = """训练时运行统计量以半精度保存。
 
 ## 发现什么
-正在训练的批归一化，其滑动均值和方差为 float16 或 bfloat16。若模型处于训练模式并给出优化器或 `train_step`，则为警告，
+正在训练的批归一化，其运行均值和方差为 float16 或 bfloat16。若模型处于训练模式并给出优化器或 `train_step`，则为警告，
 并在一批数据上测量：小于缓冲区数值间距一半、因而丢失的更新所占的比例。只做推理的模型可以保存半精度缓冲区。
 
 ## 为什么重要
-一次更新是 `momentum * (batch - running)`。动量 0.1、bfloat16（相邻数值相差 0.4 到 0.8%）时，滑动统计量在距目标 2 到 4%
+一次更新是 `momentum * (batch - running)`。动量 0.1、bfloat16（相邻数值相差 0.4 到 0.8%）时，运行统计量在距目标 2 到 4%
 处停住，动量 0.01 时是 20 到 40%。没有任何提示，评估就偏差这么多。
 
 ## 如何修复
@@ -98,7 +98,7 @@ def _lost_by(event: NormEvent, momentum: float) -> float:
 
 def _finding(found: list[RunningStatistics], lost: float | None, severity: Severity) -> Finding:
     paths, dtype = tuple(r.path for r in found), str(found[0].var.dtype).removeprefix("torch.")
-    change = both("running statistics in float32", "滑动统计量用 float32")
+    change = both("running statistics in float32", "运行统计量用 float32")
     return Finding(
         path=paths[0],
         paths=paths,
@@ -106,7 +106,7 @@ def _finding(found: list[RunningStatistics], lost: float | None, severity: Sever
         basis=Basis.PROOF,
         message=both(
             f"{counted(len(paths), 'norm')} in training keep running statistics in {dtype}",
-            f"{len(paths)} 个正在训练的归一化以 {dtype} 保存滑动统计量",
+            f"{len(paths)} 个正在训练的归一化以 {dtype} 保存运行统计量",
         ),
         evidence={
             "metric": _METRIC,

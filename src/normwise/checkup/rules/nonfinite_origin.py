@@ -79,7 +79,7 @@ _WORDS = {
     How.PRODUCT: both("0 * inf", "0 * inf"),
     How.DOMAIN: both("root or log of a negative number", "负数的根或对数"),
     How.LOG_OF_ZERO: both("log of 0", "0 的对数"),
-    How.MASKED_ROW: both("softmax of a row masked everywhere", "对全掩码行做 softmax"),
+    How.MASKED_ROW: both("a row masked everywhere", "有全掩码的行"),
     How.GIVEN: both("held by what was given", "给定的数据中就有"),
     How.UNKNOWN: both("first NaN", "第一个 NaN"),
 }

@@ -53,7 +53,7 @@ ZH = """批归一化之前紧挨着偏置或 dropout。
 
 ## 为什么重要
 归一化减去批均值，任何偏置也随之消去：训练模式下偏置没有作用，其梯度恰为 0，只有权重衰减会移动它。
-dropout 会放大保留下来的值，使均值在训练与 eval 模式间一致，方差却不一致：滑动方差是被丢弃后的激活的，评估时除以的数偏大
+dropout 会放大保留下来的值，使均值在训练与 eval 模式间一致，方差却不一致：运行方差是被丢弃后的激活的，评估时除以的数偏大
 （对均值为 0 的激活，比例是 1/(1-p)）。
 
 ## 如何修复
@@ -146,7 +146,7 @@ def _dropouts(paths: tuple[str, ...]) -> Finding:
         basis=Basis.PATTERN,
         message=both(
             f"dropout right before {counted(len(paths), 'batch norm')}: the running variance includes its noise",
-            f"{len(paths)} 个批归一化之前紧挨着 dropout：滑动方差包含了它的噪声",
+            f"{len(paths)} 个批归一化之前紧挨着 dropout：运行方差包含了它的噪声",
         ),
         evidence={"norms": len(paths)},
         fix=both("Put dropout after the last batch norm.", "把 dropout 放在最后一个批归一化之后。"),

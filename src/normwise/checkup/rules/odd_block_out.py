@@ -153,7 +153,7 @@ def _inner(facts: Facts, index: int, odd: list[int], blocks: dict[int, Inside]) 
         severity=SEVERITY if measured else Severity.INFO,
         basis=Basis.MEASURED if measured else Basis.PATTERN,
         message=both(
-            f"{which} {has}, the others {others}", f"{len(blocks)} 块中的第 {listed} 块有 {has}，其他块有 {others}"
+            f"{which} {has}, the others {others}", f"{len(blocks)} 个块中，第 {listed} 块有 {has}，其他块有 {others}"
         ),
         evidence={
             "stack": index,
@@ -187,7 +187,8 @@ def _finding(facts: Facts, index: int, odd: list[int], blocks: dict[int, frozens
     paths = tuple(
         dict.fromkeys(m.path for a, m in pairs if facts.placed.layers[a.index] in odd and _signature(m) not in usual)
     )
-    names = _named(frozenset(s for layer in odd for s in blocks[layer] - usual))
+    names, names_zh = _wired(frozenset(s for layer in odd for s in blocks[layer] - usual))
+    others, others_zh = _wired(usual)
     which = f"block {odd[0]}" if len(odd) == 1 else f"{len(odd)} blocks"
     which_zh = f"第 {odd[0]} 块" if len(odd) == 1 else f"{len(odd)} 块"
     verb = "is" if len(odd) == 1 else "are"
@@ -199,8 +200,8 @@ def _finding(facts: Facts, index: int, odd: list[int], blocks: dict[int, frozens
         severity=SEVERITY if measured else Severity.INFO,
         basis=Basis.MEASURED if measured else Basis.PATTERN,
         message=both(
-            f"{which} of {len(blocks)} {verb} wired {names}, the others {_named(usual)}",
-            f"{len(blocks)} 块中的 {which_zh} 接成 {names}，其他块是 {_named(usual)}",
+            f"{which} of {len(blocks)} {verb} wired {names}, the others {others}",
+            f"{len(blocks)} 个块中，{which_zh}的接法：{names_zh}，其他块：{others_zh}",
         ),
         evidence={
             "stack": index,
@@ -238,6 +239,12 @@ def _measured(facts: Facts, index: int, odd: list[int]) -> dict[str, float]:
 
 def _named(signatures: frozenset[Signature]) -> str:
     return " and ".join(sorted({s[0].replace("_", "-") for s in signatures}))
+
+
+def _wired(signatures: frozenset[Signature]) -> tuple[str, str]:
+    """Say in both languages how adds are wired; "none" alone would read as no wiring."""
+    named = _named(signatures)
+    return ("without a norm", "没有归一化") if named == "none" else (named, named)
 
 
 class _Block(nn.Module):

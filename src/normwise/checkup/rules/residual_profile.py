@@ -32,6 +32,7 @@ from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.records import ProfileRow, StackKind
 from normwise.rendering import both
+from normwise.rendering.cleaning import shorten
 from normwise.targets import Target, Weights
 
 ZH = """残差流在相邻两个子层之间跳变。
@@ -54,6 +55,7 @@ Sun 等 2024，Massive Activations，https://arxiv.org/abs/2402.17762。
 CODE = "PLC007"
 SEVERITY = Severity.INFO
 
+_LONGEST_PATH = 40  # characters, so that the message stays one line
 # neighbours of healthy stacks differ by less than 3: even OLMo-2's 65 times come in steps
 JUMP = 8.0
 
@@ -83,12 +85,15 @@ def _positive(value: float | None) -> bool:
 
 def _finding(largest: tuple[float, ProfileRow, ProfileRow], rows: list[ProfileRow]) -> Finding:
     jump, before, after = largest
-    where = after.path[-40:] or "the model"
+    where = shorten(after.path, _LONGEST_PATH)
     return Finding(
         path=after.path,
         severity=SEVERITY,
         basis=Basis.MEASURED,
-        message=both(f"the stream grows {jump:.1f}x at once in {where}", f"残差流在 {where} 处一次增长 {jump:.1f} 倍"),
+        message=both(
+            f"the stream grows {jump:.1f}x at once in {where or 'the model'}",
+            f"残差流在 {where or '模型'} 处一次增长 {jump:.1f} 倍",
+        ),
         evidence={
             "metric": "stream_rms_over_the_sublayer_before",
             "value": jump,

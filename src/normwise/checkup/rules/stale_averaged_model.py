@@ -46,16 +46,16 @@ EXPLAINS = ("BNS003", "BNS004")
 # as for any gap between running statistics and data
 SHIFT = 0.1
 
-ZH = """平均模型的滑动统计量属于别的权重。
+ZH = """平均模型的运行统计量属于别的权重。
 
 ## 发现什么
 给出 `online`（其权重被平均到本模型的那个模型）时：在线模型已计数、而本模型从未计数的批归一化（错误，精确）；
-以及在同一个至少 8 个样本的批次上，在线模型的滑动统计量与数据相符而本模型的不相符、
+以及在同一个至少 8 个样本的批次上，在线模型的运行统计量与数据相符而本模型的不相符、
 且输出移动超过十分之一的批归一化（警告）。
 复制或平均了缓冲区、或重新估计了统计量的平均模型视为通过。
 
 ## 为什么重要
-平均的是 `parameters()`，而滑动统计量是缓冲区。于是平均后的权重遇到的是起始副本或最后一次在线权重的统计量：
+平均的是 `parameters()`，而运行统计量是缓冲区。于是平均后的权重遇到的是起始副本或最后一次在线权重的统计量：
 训练看起来正常，平均模型却很差。
 
 ## 如何修复
@@ -175,7 +175,7 @@ def _recalibrated(facts: Facts, data: Measurement, before: float) -> dict[str, A
     except NotKnown:
         return None
     after = output_shift(trial, data.live)
-    change = both("running statistics re-estimated on this batch", "在这一批上重新估计滑动统计量")
+    change = both("running statistics re-estimated on this batch", "在这一批上重新估计运行统计量")
     return None if after is None else effect(change, _METRIC, before, after)
 
 

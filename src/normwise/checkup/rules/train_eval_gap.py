@@ -49,10 +49,10 @@ SEVERITY = Severity.WARNING
 # (sqrt(2/16) of the variance), so trained models whose statistics are right move by several percent.
 SHIFT = 0.1
 
-ZH = """滑动统计量与数据不符。
+ZH = """运行统计量与数据不符。
 
 ## 发现什么
-在同一批数据上关闭 dropout 运行两次前向：一次用该批的统计量，一次用滑动统计量。若一个批归一化至少十分之一的通道相差超过
+在同一批数据上关闭 dropout 运行两次前向：一次用该批的统计量，一次用运行统计量。若一个批归一化至少十分之一的通道相差超过
 六个标准误差*且*超过半个标准差，并且模型输出移动超过十分之一，则予以报告。警告需要能从全部数据中抽样的 loader，
 以及一个用于评估的模型；只有一个示例批次时仅作提示，仍在预热的归一化（BNS005）和训练途中的模型也是，后者的统计量随权重滞后。
 从未计数的归一化由 BNS003 处理。
@@ -63,7 +63,7 @@ ZH = """滑动统计量与数据不符。
 被评估的不是被训练的那个函数。常见来由：批次太小、换了领域、填充、权重被平均或加载时丢了缓冲区、评估时没有的数据增强。
 
 ## 如何修复
-重新估计统计量（`torch.optim.swa_utils.update_bn(loader, model)`），用更大的批次训练，或改用没有滑动统计量的归一化。
+重新估计统计量（`torch.optim.swa_utils.update_bn(loader, model)`），用更大的批次训练，或改用没有运行统计量的归一化。
 InstanceNorm 请设 `track_running_stats=False`。
 
 ## 来源
@@ -155,7 +155,7 @@ def _finding(facts: Facts, found: list[Gap], shift: float, severity: Severity) -
         basis=Basis.MEASURED,
         message=both(
             f"running statistics of {counted(len(paths), 'norm')} are not the data's; the output moves {shift:.0%}",
-            f"{len(paths)} 个归一化的滑动统计量与数据不符；输出移动 {shift:.0%}",
+            f"{len(paths)} 个归一化的运行统计量与数据不符；输出移动 {shift:.0%}",
         ),
         evidence={
             "metric": _METRIC,
@@ -185,7 +185,7 @@ def _recalibrated(facts: Facts, before: float) -> dict[str, Any] | None:
     except NotKnown:
         return None
     after = output_shift(trial, data.live)
-    change = both("running statistics re-estimated on this batch", "在这一批上重新估计滑动统计量")
+    change = both("running statistics re-estimated on this batch", "在这一批上重新估计运行统计量")
     return None if after is None else effect(change, _METRIC, before, after)
 
 

@@ -34,10 +34,10 @@ from normwise.targets import Target
 CODE = "BNS005"
 SEVERITY = Severity.INFO
 
-ZH = """滑动统计量中仍含有初始值。
+ZH = """运行统计量中仍含有初始值。
 
 ## 发现什么
-已计数若干批次、但次数太少的批归一化：滑动统计量中超过 5% 仍是初始值，即 `(1 - momentum) ** num_batches_tracked`。
+已计数若干批次、但次数太少的批归一化：运行统计量中超过 5% 仍是初始值，即 `(1 - momentum) ** num_batches_tracked`。
 对缓冲区的精确计算。仅作提示：计数并不说明统计量如何得来（`update_bn` 取普通平均，加载可能不完整）。
 
 ## 为什么重要
@@ -66,7 +66,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         basis=Basis.PROOF,
         message=both(
             f"{counted(len(found), 'batch norm')}: up to {left:.0%} of the running statistics is the initial value",
-            f"{len(found)} 个批归一化：滑动统计量中至多 {left:.0%} 仍是初始值",
+            f"{len(found)} 个批归一化：运行统计量中至多 {left:.0%} 仍是初始值",
         ),
         evidence={
             "metric": "share of the initial value",
