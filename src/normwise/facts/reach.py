@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Contradiction", "Reach", "contradictions", "measure"]
 
-_GROUPS = ("num_groups", "groups", "n_groups", "ngroups")
+_GROUPS = ("num_groups", "groups", "n_groups", "ngroups", "num_heads", "n_heads")
 _AXES = ("axis", "axes", "dim", "dims")
 _SHAPE = "normalized_shape"
+# how frameworks write the layout of an activation, whatever the attribute is called; N or B batch, C channels
+_FIRST = frozenset({"channels_first", "channel_first", "nchw", "bchw", "ncl", "nct", "bct", "ncw", "ncdhw", "bcdhw"})
+_LAST = frozenset({"channels_last", "channel_last", "nhwc", "bhwc", "nlc", "ntc", "btc", "nwc", "ndhwc", "bdhwc"})
 # float64, one element moved by ten standard deviations: what shares its statistic moves by far more than this
 _MOVED = 1e-9
 
@@ -102,8 +105,13 @@ def contradictions(facts: Facts, call: NormCall, reach: Reach) -> list[Contradic
         return found  # its axes are numbered in a layout that the declaration does not speak of
     for name in _AXES:
         axes = _negative(module, name)
-        if axes and _wide(reach, axes) != set(reach.axes):
+        if axes and _wide(reach, axes) != set(reach.axes) and not _kept(module, reach, axes):
             found.append(Contradiction(attribute=name, declared=list(axes), measured=list(reach.axes)))
+    found += [
+        Contradiction(attribute=name, declared=said, measured=list(reach.axes))
+        for name, said, axis in _layouts(module)
+        if _along_another(reach, axis, closing=call.native)
+    ]
     sizes = _sizes(module)
     if sizes and reach.shape[-len(sizes) :] == sizes:
         trailing = tuple(range(-len(sizes), 0))
@@ -122,6 +130,37 @@ def _splits(reach: Reach, groups: int, *, merged: bool) -> bool:
     if any(n * groups == size for size, n in zip(reach.shape[1:], reach.moved[1:], strict=True)):
         return True
     return merged and reach.moved[0] == 1 and reach.shape[0] % groups == 0
+
+
+def _layouts(module: nn.Module) -> list[tuple[str, object, int]]:
+    """Return the attributes that say where the channels are, with their axis: 1 or -1."""
+    found: list[tuple[str, object, int]] = []
+    for name, value in vars(module).items():
+        said = value.lower() if isinstance(value, str) else name.lower() if value is True else ""
+        if said in _FIRST | _LAST:
+            found.append((name, value, 1 if said in _FIRST else -1))
+    return found
+
+
+def _along_another(reach: Reach, channels: int, *, closing: bool) -> bool:
+    """Whether a norm along one axis is along another than that of the channels.
+
+    In three dimensions the statistics of an instance norm span one axis as well, that of the steps; only an op whose
+    gain lies along what it spans (``closing``) is told from it.
+    """
+    dims = len(reach.shape)
+    if dims < 3 or len(reach.axes) != 1 or (dims == 3 and not closing):
+        return False
+    axis = channels - dims if channels > 0 else channels
+    return reach.shape[axis] > 1 and reach.axes[0] != axis and reach.moved[reach.axes[0]] == reach.shape[reach.axes[0]]
+
+
+def _kept(module: nn.Module, reach: Reach, axes: tuple[int, ...]) -> bool:
+    """Whether the declared axes are those of the channels, as Keras means them: statistics span all others."""
+    others = {a - len(reach.shape) for a, n in enumerate(reach.shape) if n > 1} - set(axes)
+    spanned = set(reach.axes)
+    grouped = any(_number(module, name) for name in _GROUPS)
+    return grouped or (bool(spanned) and not spanned & set(axes) and spanned >= others - {-len(reach.shape)})
 
 
 def _wide(reach: Reach, axes: tuple[int, ...]) -> set[int]:

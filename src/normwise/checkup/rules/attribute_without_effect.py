@@ -1,9 +1,11 @@
 """A declared group count, axis or shape that the norm does not follow.
 
 ## What it finds
-A norm whose module declares `num_groups`, a negative `axis` or `dim`, or a `normalized_shape`, and computes something
-else. One element of the norm's input is moved, in float64, and the elements of its output that move with it show which
-share a statistic. Only modules that hold nothing but a norm are judged.
+A norm whose module declares `num_groups`, a negative `axis` or `dim`, a `normalized_shape`, or a layout
+("channels_first", "NHWC", ...; whatever the attribute is called), and computes something else. One element of the
+norm's input is moved, in float64, and the elements of its output that move with it show which share a statistic. Only
+modules that hold nothing but a norm are judged; an axis that a batch norm keeps, as Keras names it, is no
+contradiction.
 
 ## Why it matters
 The configuration says one thing and the model does another: an ablation of the group count compares a model with
@@ -38,8 +40,9 @@ from normwise.targets import Target
 ZH = """声明了却不起作用的组数、轴或形状。
 
 ## 发现什么
-模块声明了 `num_groups`、负的 `axis` 或 `dim`、或 `normalized_shape`，归一化算的却是另一回事。在 float64 下移动归一
-化输入的一个元素，看输出中哪些元素随之移动，它们就共用一个统计量。只判断只含归一化的模块。
+模块声明了 `num_groups`、负的 `axis` 或 `dim`、`normalized_shape` 或布局（"channels_first"、"NHWC" 等，
+属性名不限），归一化算的却是另一回事。在 float64 下移动归一化输入的一个元素，看输出中哪些元素随之移动，
+它们就共用一个统计量。只判断只含归一化的模块；批归一化按 Keras 的叫法所保留的轴不算矛盾。
 
 ## 为什么重要
 配置说一套，模型做一套：对组数做消融是在拿模型与自己比较；按声明移植的实现用同样的权重得到不同的数。没有任何报错。
