@@ -63,6 +63,7 @@ EXPLAINS = ("NUM009",)
 
 INEXACT = 1e-2  # of the output (RULES: measured error above this)
 CLOSER = 10.0  # without the mean the same rows must come out this much better: else the dtype is to blame
+_MANY = 10.0  # times the output: from here on percent are hard to read
 # Means, in deviations, at which a difference of squares has lost about 3 %: rounding 2^-24 * m^2, 2^-11, 2^-8
 FAR = {"float64": 1e6, "float32": 1e3, "float16": 16.0, "bfloat16": 16.0}
 
@@ -124,7 +125,8 @@ def _excess(facts: Facts, call: NormCall, x: torch.Tensor) -> float:
 def _finding(facts: Facts, site: Site, group: tuple[Site, ...], error: float, severity: Severity) -> Finding:
     shown, shown_zh = "is not finite", "输出不是有限数"
     if math.isfinite(error):
-        shown, shown_zh = f"is off by {error:.1%} against float64", f"输出与 float64 相差 {error:.1%}"
+        size, size_zh = (f"{error:.1%}", f" {error:.1%}") if error < _MANY else (f"{error:.0f}x", f" {error:.0f} 倍")
+        shown, shown_zh = f"is off by {size} against float64", f"输出与 float64 相差{size_zh}"
     own = severity is not Severity.INFO
     rows, rows_zh = ("your rows", "你的数据") if own else ("rows with a large mean", "均值很大的行")
     paths = tuple(s.row.path for s in group)
