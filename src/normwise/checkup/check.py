@@ -21,6 +21,7 @@ from normwise.checkup.ranking import ranked
 from normwise.checkup.report import Cost, Report
 from normwise.errors import NotKnown
 from normwise.facts import Facts
+from normwise.facts.causality import CLAIM
 from normwise.facts.records import NormSite, Placement, ProfileRow
 from normwise.graph.guard import as_found, tensor_state
 from normwise.rendering import both, in_language
@@ -115,7 +116,7 @@ def check(
         load_info=load_info,
         online=online,
         dtype=dtype,
-        claims=claims or None,
+        claims=claims if claims != () else None,
         inputs_other_rank=inputs_other_rank,
         **more,
     )
@@ -178,7 +179,7 @@ def _report(target: Target, rules: dict[str, Any], effort: str, *, judged: bool)
         inputs=str(target.inputs_from),
         weights=str(target.weights),
         effort=effort,
-        notes=(*target.notes, *notes, *unprofiled),
+        notes=(*target.notes, *_unread_claims(target), *notes, *unprofiled),
         versions=_versions(),
         cost=Cost(
             seconds=time.perf_counter() - started,
@@ -223,6 +224,17 @@ def _profile(facts: Facts, effort: str) -> tuple[tuple[ProfileRow, ...], tuple[s
         return facts.profile, ()
     except NotKnown as unknown:
         return (), (_note("profile by depth not measured", "没有测得随深度的变化", unknown),)
+
+
+def _unread_claims(target: Target) -> tuple[str, ...]:
+    """Say which claims no rule knows: a misspelt one would be passed over in silence."""
+    unread = [repr(claim) for claim in target.claims if claim != CLAIM]
+    if not unread:
+        return ()
+    said = ", ".join(unread)
+    return (
+        both(f"no rule reads the claim {said}; known is {CLAIM!r}", f"没有规则读取声明 {said}；已知的是 {CLAIM!r}"),
+    )
 
 
 def _note(en: str, zh: str, unknown: NotKnown) -> str:

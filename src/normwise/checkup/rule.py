@@ -28,7 +28,7 @@ def run(name: str, rule: ModuleType, facts: Facts) -> list[Finding] | NotChecked
     except NotKnown as unknown:
         return NotChecked(code=rule.CODE, name=name, why=unknown.why)
     except NormwiseError as error:
-        return NotChecked(code=rule.CODE, name=name, why=str(error))
+        return NotChecked(code=rule.CODE, name=name, why=both(str(error), f"未能完成：{error}"))
     except Exception as error:  # a defect in a rule must not cost the user the report
         said = f"{type(error).__name__}: {error}"
         why = both(f"the rule failed ({said}); please report it", f"规则本身出错（{said}）；请报告")

@@ -14,7 +14,7 @@ from normwise.errors import NotKnown
 from normwise.facts.records import Place
 from normwise.facts.repairs import effect
 from normwise.facts.rewiring import closed, output_of, reference_output, relative
-from normwise.facts.state_dicts import best_prefix, load_info, pattern, tensors_of
+from normwise.facts.state_dicts import best_prefix, held_by, load_info, pattern, tensors_of
 from normwise.rendering import both
 from normwise.spec import Gate, Modulation, NormSpec, Scope, Weight
 
@@ -46,8 +46,7 @@ def lost(facts: Facts, width: int | None) -> Lost | None:
     if found is not None:
         return dataclasses.replace(found, source="checkpoint")
     if facts.target.reference is not None:
-        there = {k: v for k, v in facts.target.reference.state_dict().items() if isinstance(v, torch.Tensor)}
-        found = next(_alone(there, live, width), None)
+        found = next(_alone(held_by(facts.target.reference), live, width), None)
     if found is None and not given and info is not None:
         found = next(_named(info.unexpected, live), None)
         return dataclasses.replace(found, source="checkpoint") if found is not None else None

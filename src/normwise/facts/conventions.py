@@ -6,6 +6,7 @@ evidence and are read by name, the model is not.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from normwise.errors import NotKnown
 from normwise.rendering import both
 from normwise.spec import FAMILIES, Kind, NormSpec, family_name
 
-__all__ = ["Conventions", "Stated", "read"]
+__all__ = ["Conventions", "Stated", "read", "setting"]
 
 # rms_norm_eps, layer_norm_epsilon, layernorm_eps, norm_eps, bn_eps, batchNormEpsilon, epsilon, ...
 _EPS = re.compile(
@@ -94,7 +95,13 @@ def read(config: Any) -> Conventions:
     """
     if config is None:
         raise NotKnown(both("needs the configuration: pass config=...", "需要配置：传入 config=..."))
-    sections = list(_sections(_mapping(config), ""))
+    try:
+        sections = list(_sections(_mapping(config), ""))
+    except NotKnown:
+        raise
+    except Exception as error:  # code of the user's object
+        said = f"{type(error).__name__}: {error}"[:120]
+        raise NotKnown(both(f"the configuration cannot be read: {said}", f"配置无法读取：{said}")) from error
     items = [(f"{where}{key}", str(key), value) for where, section in sections for key, value in section.items()]
     framework = next((f for _, key, value in items if (f := _framework(key, value)) is not None), None)
     return Conventions(
@@ -105,15 +112,20 @@ def read(config: Any) -> Conventions:
     )
 
 
+def setting(config: Any, name: str) -> Any:
+    """Return what a configuration says under a name; None where it says nothing or cannot be read."""
+    try:
+        return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    except Exception:  # code of the user's object
+        return None
+
+
 def _mapping(config: Any) -> Mapping[Any, Any]:
     if isinstance(config, Mapping):
         return config
     as_dict = getattr(config, "to_dict", None)
     if callable(as_dict):
-        try:
-            made = as_dict()
-        except Exception as error:  # code of the user's object
-            raise NotKnown(both(f"the configuration cannot be read: {error}", f"配置无法读取：{error}")) from error
+        made = as_dict()
         if isinstance(made, Mapping):
             return made
     if hasattr(config, "__dict__") and not isinstance(config, type):
@@ -130,7 +142,13 @@ def _sections(config: Mapping[Any, Any], where: str) -> Iterator[tuple[str, Mapp
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond all floats
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _eps(name: str, key: str, value: Any) -> Stated | None:

@@ -20,6 +20,7 @@ from normwise.errors import NotKnown
 from normwise.facts import conventions
 from normwise.facts.calls import NormCall
 from normwise.facts.checkpoints import State
+from normwise.facts.optimizers import states
 from normwise.facts.repairs import effect, respecified
 from normwise.facts.sites import Site
 from normwise.rendering import both
@@ -138,10 +139,7 @@ class Gains:
         """
         if self.facts.traced.graph.fake or self.facts.target.weights is Weights.FAKE:
             raise NotKnown(both("the model holds no numbers", "模型没有数值"))
-        model = self.facts.target.model
-        tensors = dict(model.named_buffers(remove_duplicate=False)) | dict(
-            model.named_parameters(remove_duplicate=False)
-        )
+        tensors = self.facts.tensors
         roles = _roles(self.facts.sites)
         found: dict[int, Gain] = {}
         for site in self.facts.sites:
@@ -311,8 +309,7 @@ def _roles(sites: Iterable[Site]) -> dict[str, Hashable]:
 
 def _stepped(optimizer: object) -> bool:
     """Whether an optimizer has taken a step."""
-    state = getattr(optimizer, "state", None)
-    return bool(state) and any(isinstance(s, Mapping) and s for s in state.values())
+    return bool(states(optimizer))
 
 
 def _sampled(model: torch.nn.Module) -> list[Tensor]:

@@ -108,8 +108,7 @@ class _Keeper:
         if isinstance(item, _ATOMS) or id(item) in self._seen:
             return
         if isinstance(item, nn.Module):
-            self.inner.enter_context(as_found(item, evaluate=None))
-            self.own(item)
+            self._module(item)
         elif isinstance(item, torch.Tensor):
             self._tensor(item)
         elif isinstance(item, dict | list | set):
@@ -127,6 +126,14 @@ class _Keeper:
             outer, self._state = self._state, isinstance(item, _STATEFUL)
             self.save(item.__dict__)
             self._state = outer
+
+    def _module(self, module: nn.Module) -> None:
+        try:
+            self.inner.enter_context(as_found(module, evaluate=None))
+            self.own(module)
+        except Exception as error:  # its parameters cannot be listed or copied: nor can they be put back
+            kind = type(module).__name__
+            raise NotKnown(both(f"a {kind} cannot be put back: {error}", f"{kind} 无法恢复原状：{error}")) from error
 
     def _each(self, items: Iterable[Any]) -> None:
         for item in items:

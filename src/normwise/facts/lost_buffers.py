@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from normwise.facts.checkpoints import NormTensor, Role, State
-from normwise.facts.state_dicts import same
+from normwise.facts.state_dicts import held_by, same
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -38,7 +38,7 @@ def lost_buffers(facts: Facts) -> tuple[LostBuffer, ...]:
     found = facts.checkpoints
     statistics = [n for n in found.norms if n.role in (Role.MEAN, Role.VARIANCE)]
     others = [
-        (source, dict([*model.named_parameters(), *model.named_buffers()]))
+        (source, held_by(model))
         for source, model in (("the reference", facts.target.reference), ("the online model", facts.target.online))
         if isinstance(model, nn.Module)
     ]

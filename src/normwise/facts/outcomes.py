@@ -46,6 +46,8 @@ def outputs_with(facts: Facts, tensors: Mapping[str, torch.Tensor]) -> list[torc
         held = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
         with torch.no_grad():
             for name, tensor in tensors.items():
+                if held[name].numel() != tensor.numel():
+                    raise NotKnown(both(f"{name} has another size", f"{name} 的大小不同"))
                 held[name].copy_(tensor.reshape(held[name].shape))
 
     trial = facts.trials.forward(prepare=prepare, repair=True)

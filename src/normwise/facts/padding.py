@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from normwise.errors import NotKnown
+from normwise.errors import NotKnown, TraceError
 from normwise.facts import mixing
 from normwise.facts.changed_inputs import is_mask
 from normwise.facts.differences import (
@@ -64,6 +64,10 @@ _NEEDS = both(
 _OTHER_ROWS = both(
     "padded_inputs are not the samples of inputs, in the same rows, with padding behind them",
     "padded_inputs 不是 inputs 的同一批样本（同样的行）加上末尾填充",
+)
+_OTHER_KIND = both(
+    "padded_inputs are tensors of another kind or device than inputs",
+    "padded_inputs 与 inputs 的张量种类或设备不同",
 )
 _NO_MORE = both("padded_inputs are not longer than inputs", "padded_inputs 并不比 inputs 长")
 _LENGTHS = both("lengths are not one whole number for each row", "lengths 不是每行一个整数")
@@ -132,6 +136,8 @@ class _Probe:
             raise NotKnown(_OTHER_ROWS)
         share = 0.0
         for a, b in zip(given, padded, strict=True):
+            if a.layout is not b.layout or a.device != b.device or a.is_complex() != b.is_complex():
+                raise NotKnown(_OTHER_KIND)
             part = _prefix(a, b)
             if part is None:
                 raise NotKnown(_OTHER_ROWS)
@@ -164,11 +170,13 @@ class _Probe:
         if given is None:
             return None
         try:
-            lengths = [int(n) for n in given]
-        except (TypeError, ValueError) as error:
+            lengths = [_whole(n) for n in given]
+        except Exception as error:  # of whatever the user gave in their place
             raise NotKnown(_LENGTHS) from error
         if len(lengths) < self.rows or min(lengths, default=0) < 0:
             raise NotKnown(_LENGTHS)
+        if max(lengths) > max(n for t in tensors_in(self.call) for n in t.shape):
+            raise NotKnown(both("lengths are longer than padded_inputs", "lengths 比 padded_inputs 更长"))
         longest = max(a.shape[-1] if a.ndim == 2 else max(a.shape[1:], default=0) for a in self._tensors())
         return [min(n, longest) for n in lengths[: self.rows]]
 
@@ -186,7 +194,13 @@ class _Probe:
         if not calls:
             return None
         first = runs.training if training else runs.base
-        second = runs.variant(*self.call, training=training)
+        try:
+            second = runs.variant(*self.call, training=training)
+        except TraceError as error:
+            why = str(error).partition(". ")[0]
+            raise NotKnown(
+                both(f"the model does not run on padded_inputs: {why}", f"模型无法在 padded_inputs 上运行：{why}")
+            ) from error
         pairs = aligned(first.graph, second.graph)
         found = [
             (c, *moved) for c in calls if (moved := self._moved(self._places(c, first, second, pairs))) is not None
@@ -274,6 +288,17 @@ class _Place:
     def align(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the part of the padded run's value that stands for the other's, a view."""
         return _narrowed(self.first, tensor.unflatten(0, (self.rows, -1)) if self.rows else tensor)
+
+
+def _whole(length: Any) -> int:
+    """Return a length as an integer.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if int(length) != length:
+        raise ValueError
+    return int(length)
 
 
 def _place(a: torch.Tensor, b: torch.Tensor, rows: int, value: int) -> _Place | None:

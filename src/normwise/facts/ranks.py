@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from normwise.errors import NotKnown
+from normwise.facts.conventions import setting
 from normwise.rendering import both
 from normwise.targets.target import Target
 
@@ -166,9 +167,10 @@ def _several() -> bool:
 
 def _setting(config: Any, name: str) -> Any:
     """Return what a configuration says under a name, in one of its sections if not by itself."""
-    found = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    found = setting(config, name)
     if found is None and isinstance(config, Mapping):
-        found = next((s[name] for s in config.values() if isinstance(s, Mapping) and name in s), None)
+        sections = (config[key] for key in config if isinstance(config[key], Mapping))
+        found = next((s[name] for s in sections if name in s), None)
     return found
 
 

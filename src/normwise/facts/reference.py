@@ -11,7 +11,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -120,7 +120,7 @@ class Reference:
 
         A port holds them unchanged, a conversion folds norms into them.
         """
-        theirs = dict(self.facts.target.model.named_parameters(remove_duplicate=False))
+        theirs = self.facts.parameters
         mine = self.mine.target.model.named_parameters(remove_duplicate=False)
         shared = [(p, theirs[n]) for n, p in mine if p.dim() > 1 and n in theirs]
         return sum(same(a, b) for a, b in shared) / len(shared) if shared else 0.0
@@ -195,8 +195,7 @@ class Reference:
         """Return the parameter or buffer behind a value."""
         if value is None:
             return None
-        held: dict[str, Any] = dict(facts.target.model.named_parameters(remove_duplicate=False))
-        held |= dict(facts.target.model.named_buffers(remove_duplicate=False))
+        held = facts.tensors
         return next((held[n].detach() for n in facts.graph.values[value].names if n in held), None)
 
 
@@ -266,6 +265,20 @@ def _examined(facts: Facts) -> Facts:
         raise NotKnown(both("the model's weights are not real", "模型的权重不是真实的"))
     facts.runs.base  # noqa: B018 - nothing is compared without it
     facts.spend()
+    try:
+        found = _run(facts, reference)
+    except (NormwiseError, SystemExit) as error:
+        why = str(error).partition(". ")[0] if isinstance(error, NormwiseError) else "SystemExit"
+    except Exception as error:  # the module is the user's
+        why = f"{type(error).__name__}: {error}"[:120]
+    else:
+        if any(bool(t.isnan().any()) for t in outputs_of(found.runs.base)):
+            raise NotKnown(both("the reference returns NaN on the inputs", "参考模型在输入上返回 NaN"))
+        return found
+    raise NotKnown(both(f"the reference does not run on the inputs: {why}", f"参考模型无法在输入上运行：{why}"))
+
+
+def _run(facts: Facts, reference: nn.Module) -> Facts:
     dtype = _dtype_of(reference)
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -274,11 +287,5 @@ def _examined(facts: Facts) -> Facts:
     args, kwargs = map_tensors((facts.target.args, dict(facts.target.kwargs)), moved)
     target = Target(model=reference, name="the reference", args=args, kwargs=kwargs, inputs_from=InputsFrom.GIVEN)
     found = type(facts)(target, "full")
-    try:
-        found.runs.base.tensors  # noqa: B018 - it runs here or nowhere
-    except NormwiseError as error:
-        why = str(error).partition(". ")[0]
-        raise NotKnown(
-            both(f"the reference does not run on the inputs: {why}", f"参考模型无法在输入上运行：{why}")
-        ) from error
+    found.runs.base.tensors  # noqa: B018 - it runs here or nowhere
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from normwise.errors import NotKnown
+from normwise.facts.optimizers import groups
 from normwise.rendering import both
 
 __all__ = ["Schedule", "adaptive", "read"]
@@ -53,7 +55,7 @@ def read(optimizer: torch.optim.Optimizer, scheduler: Any) -> Schedule:
         NotKnown: the scheduler cannot be copied or stepped by itself.
     """
     if scheduler is None:
-        return Schedule(rates=(_rate(optimizer),), given=False)
+        return Schedule(rates=(max((g.lr for g in groups(optimizer)), default=0.0),), given=False)
     try:
         twin, followed = _copied(optimizer, scheduler)
         rates = [_rate(followed)]
@@ -65,9 +67,11 @@ def read(optimizer: torch.optim.Optimizer, scheduler: Any) -> Schedule:
                 except (ValueError, TypeError):  # OneCycleLR is over; ReduceLROnPlateau waits for a metric
                     break
                 rates.append(_rate(followed))
-    except Exception as error:  # the scheduler is the user's
+    except (Exception, SystemExit) as error:  # the scheduler is the user's
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise NotKnown(both(f"the schedule could not be simulated ({why})", f"无法模拟学习率计划（{why}）")) from error
+    if not all(map(math.isfinite, rates)):
+        raise NotKnown(both("the schedule's rates are not finite", "学习率计划的取值不是有限数"))
     return Schedule(rates=tuple(rates), given=True)
 
 

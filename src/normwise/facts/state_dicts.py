@@ -10,11 +10,23 @@ from difflib import SequenceMatcher
 from typing import Any
 
 import torch
+from torch import nn
 
 from normwise.errors import NotKnown
 from normwise.rendering import both
 
-__all__ = ["LoadInfo", "Prefix", "best_prefix", "load_info", "pattern", "renamed", "role", "same", "tensors_of"]
+__all__ = [
+    "LoadInfo",
+    "Prefix",
+    "best_prefix",
+    "held_by",
+    "load_info",
+    "pattern",
+    "renamed",
+    "role",
+    "same",
+    "tensors_of",
+]
 
 # Values are compared on this many leading elements: two layers never agree on them by chance.
 SAMPLE = 4096
@@ -51,15 +63,28 @@ def tensors_of(checkpoint: Any) -> dict[str, torch.Tensor]:
     if not isinstance(checkpoint, Mapping):
         name = type(checkpoint).__name__
         raise NotKnown(both(f"checkpoint is a {name}, not a state dict", f"checkpoint 是 {name}，不是 state dict"))
-    found = {str(k): v.detach() for k, v in checkpoint.items() if _plain(v)}
-    if found:
-        return found
-    inner = [
-        tensors_of(v) for v in checkpoint.values() if isinstance(v, Mapping) and any(_plain(t) for t in v.values())
-    ]
-    if not inner:
+    try:
+        found = _tensors(checkpoint)
+        inner = [_tensors(v) for v in checkpoint.values() if isinstance(v, Mapping)] if not found else []
+    except Exception as error:  # a mapping of the user's that reads from a file, keys that have no text
+        said = f"{type(error).__name__}: {error}"[:120]
+        raise NotKnown(both(f"the checkpoint cannot be read: {said}", f"checkpoint 无法读取：{said}")) from error
+    found = found or max(inner, key=len, default={})
+    if not found:
         raise NotKnown(both("the checkpoint holds no tensors", "checkpoint 中没有张量"))
-    return max(inner, key=len)
+    return found
+
+
+def _tensors(mapping: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
+    return {str(k): v.detach() for k, v in mapping.items() if _plain(v)}
+
+
+def held_by(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a model beside the one that is checked; none where they cannot be had."""
+    try:
+        return _tensors(dict([*model.named_parameters(), *model.named_buffers()]))
+    except Exception:  # a wrapper of the user's
+        return {}
 
 
 def _plain(item: Any) -> bool:
@@ -68,6 +93,7 @@ def _plain(item: Any) -> bool:
         and item.layout is torch.strided
         and not item.is_nested
         and not item.is_quantized
+        and not item.is_complex()  # no norm's
         and item.device.type != "meta"
         and type(item).__name__ != "FakeTensor"
     )
@@ -86,18 +112,28 @@ def load_info(info: Any) -> LoadInfo | None:
     elif isinstance(info, tuple) and len(info) == 2:
         found = info
     else:
-        found = getattr(info, "missing_keys", None), getattr(info, "unexpected_keys", None)
-    if any(isinstance(f, str) or not isinstance(f, Iterable) for f in found if f is not None) or found == (None, None):
-        raise NotKnown(
-            both("load_info has no missing_keys and unexpected_keys", "load_info 没有 missing_keys 和 unexpected_keys")
-        )
-    missing, unexpected = (frozenset(map(str, f or ())) for f in found)
-    return LoadInfo(missing=missing, unexpected=unexpected)
+        try:
+            found = getattr(info, "missing_keys", None), getattr(info, "unexpected_keys", None)
+        except Exception as error:  # properties of the user's object
+            raise NotKnown(_NO_REPORT) from error
+    if any(not isinstance(f, _KEYS) for f in found if f is not None) or found == (None, None):
+        raise NotKnown(_NO_REPORT)
+    missing, unexpected = (tuple(f or ()) for f in found)
+    if not all(isinstance(key, str) for key in (*missing, *unexpected)):
+        raise NotKnown(_NO_REPORT)
+    return LoadInfo(missing=frozenset(missing), unexpected=frozenset(unexpected))
+
+
+_KEYS = (list, tuple, set, frozenset)  # what loaders return
+_NO_REPORT = both(
+    "load_info has no lists of keys, missing_keys and unexpected_keys",
+    "load_info 没有键的列表 missing_keys 和 unexpected_keys",
+)
 
 
 def same(a: torch.Tensor, b: torch.Tensor, *, shift: float = 0.0) -> bool:
     """Whether two tensors hold the same numbers in the same order, up to their dtypes, the second plus ``shift``."""
-    if a.numel() != b.numel():
+    if a.numel() != b.numel() or a.is_complex():
         return False
     x, y = (t.detach().reshape(-1)[:SAMPLE].to("cpu", torch.float32) for t in (a, b))
     return bool(((x - (y + shift)).abs() <= ROUNDING * (y.abs() + abs(shift))).all())

@@ -173,6 +173,7 @@ class Trials:
                 watch.on(model, self._norm_paths if model is target.model else ()),
                 warnings.catch_warnings(),
                 contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
                 torch.inference_mode(False),
                 torch.enable_grad(),
                 eager(),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import grad_mode
 
 from normwise.graph import contents
+from normwise.graph.process import Process
 
 __all__ = ["as_found", "tensor_state"]
 
@@ -25,10 +25,11 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()
     """Run a block with the model in eval mode and undo everything the block changed.
 
     Restored: modes, attributes of every module, parameters' and buffers' identity, ``.grad``,
-    ``requires_grad``, random number generators (torch on the CPU and CUDA, random, numpy),
-    the attention fast path, the default dtype, and the flags for precision and determinism.
+    ``requires_grad``, and of the process what ``process`` lists: random number generators, default
+    dtype and device, flags of torch, global hooks.
     Values that are overwritten in place are restored by the tracer, which sees the writes; here
-    buffers are compared and copied back.
+    buffers are compared and copied back, and so are their counts of writes: a backward that the user has pending
+    would refuse a buffer that seems to have changed.
 
     Args:
         model: the module to protect.
@@ -39,11 +40,12 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()
     modes = [m.training for m in modules]
     attributes = [_snapshot(m) for m in modules]
     held = contents.Contents(modules, inputs)
-    buffers = [(b, _version(b), b.detach().clone()) for b in _plain_tensors(model.buffers())]
+    buffers = [(b, _version(b), _uncounted(b), b.detach().clone()) for b in _plain_tensors(model.buffers())]
     grads = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-    tensors = _plain_tensors(chain(model.parameters(), model.buffers()))
+    gradients = (g for _, g, _ in grads if g is not None)
+    tensors = _plain_tensors(chain(model.parameters(), model.buffers(), gradients))
     contained = [(t, t.detach()) for t in tensors if t.layout is torch.strided and not t.is_quantized]
-    process = _process_state()
+    process = Process()
     try:
         if evaluate is not None:
             with contextlib.suppress(NotImplementedError):  # an exported program has one mode
@@ -58,17 +60,17 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()
         for tensor, content in contained:
             if _swapped(tensor, content):
                 tensor.data = content
-        for buffer, version, copy in buffers:
+        for buffer, version, uncounted, copy in buffers:
             # torch's batch_norm writes its running statistics without counting the write
             if version is None or buffer._version != version or not _equal(buffer, copy):
-                with torch.no_grad(), torch.inference_mode(buffer.is_inference()):
+                with uncounted, torch.no_grad(), torch.inference_mode(buffer.is_inference()):
                     buffer.copy_(copy)
         for parameter, grad, requires in grads:
             if parameter.grad is not grad:
                 parameter.grad = grad
             if parameter.requires_grad != requires:
                 parameter.requires_grad_(requires)
-        _restore_process(process)
+        process.restore()
 
 
 def tensor_state(model: nn.Module) -> dict[str, int]:
@@ -93,6 +95,13 @@ def _swapped(tensor: torch.Tensor, content: torch.Tensor) -> bool:
 
 def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version  # inference tensors count no writes
+
+
+def _uncounted(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Return a context that ends with as many writes counted as now."""
+    if tensor.is_inference():
+        return contextlib.nullcontext()
+    return grad_mode._unsafe_preserve_version_counter(tensor)
 
 
 def _equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
@@ -135,51 +144,3 @@ def _restore(module: nn.Module, saved: dict[str, Any]) -> None:
 
 def _differs(mapping: dict[str, Any], items: dict[str, Any]) -> bool:
     return list(mapping) != list(items) or any(mapping[k] is not items[k] for k in items)
-
-
-def _process_state() -> dict[str, Any]:
-    numpy = sys.modules.get("numpy")
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None,
-        "random": random.getstate(),
-        "numpy": numpy.random.get_state() if numpy else None,
-        "fastpath": torch.backends.mha.get_fastpath_enabled(),
-        "dtype": torch.get_default_dtype(),
-        "threads": torch.get_num_threads(),
-        "grad": torch.is_grad_enabled(),
-        "flags": _flags(),
-    }
-
-
-def _flags() -> tuple[Any, ...]:
-    try:
-        precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses to say where its old and new switches for TF32 were mixed
-        precision = None
-    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    return precision, deterministic, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-
-
-def _restore_flags(flags: tuple[Any, ...]) -> None:
-    precision, (deterministic, warn_only), benchmark, cudnn_deterministic = flags
-    if precision is not None:
-        torch.set_float32_matmul_precision(precision)
-    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = benchmark, cudnn_deterministic
-
-
-def _restore_process(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    random.setstate(state["random"])
-    if state["numpy"] is not None:
-        sys.modules["numpy"].random.set_state(state["numpy"])
-    torch.backends.mha.set_fastpath_enabled(state["fastpath"])
-    torch.set_default_dtype(state["dtype"])
-    if torch.get_num_threads() != state["threads"]:
-        torch.set_num_threads(state["threads"])
-    torch.set_grad_enabled(state["grad"])
-    if _flags() != state["flags"]:
-        _restore_flags(state["flags"])

@@ -14,7 +14,7 @@ from torch import nn
 
 from normwise.targets import casting, inputs, unclaimed
 from normwise.targets._kinds import KINDS
-from normwise.targets.answer import EVIDENCE, as_dtype, split_inputs, with_evidence
+from normwise.targets.answer import EVIDENCE, floating, split_inputs, with_evidence
 from normwise.targets.target import InputsFrom, Target, Weights
 from normwise.targets.wrapping import unwrap
 
@@ -42,7 +42,7 @@ def load(
     """
     found = _found(text_or_object, inputs)
     if dtype is not None:
-        found = dataclasses.replace(found, dtype=as_dtype(dtype))
+        found = dataclasses.replace(found, dtype=floating(dtype))
     return _settled(found, inputs, device)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from normwise.targets.target import InputsFrom, Target, Weights
 
-__all__ = ["EVIDENCE", "as_dtype", "from_answer", "from_fields", "split_inputs", "with_evidence"]
+__all__ = ["EVIDENCE", "as_dtype", "floating", "from_answer", "from_fields", "split_inputs", "with_evidence"]
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Target))
 _NOT_EVIDENCE = ("model", "args", "kwargs", "inputs_from", "weights", "notes")
@@ -110,14 +110,34 @@ def _cleaned(fields: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(cleaned.get(name), nn.Module | None):
             raise TypeError(f"{name!r} is a torch.nn.Module, got {_describe(cleaned[name])}")
     if cleaned.get("dtype") is not None:
-        cleaned["dtype"] = as_dtype(cleaned["dtype"])
+        cleaned["dtype"] = floating(cleaned["dtype"])
     for name in {"args", "claims", "notes"} & cleaned.keys():
         value = cleaned[name]
+        if name == "claims" and not _names(value):
+            raise TypeError(f"'claims' is a tuple of names such as ('causal',), got {_describe(value)}")
         cleaned[name] = (value,) if isinstance(value, str | torch.Tensor) else tuple(value or ())
     for name, kind in (("inputs_from", InputsFrom), ("weights", Weights)):
         if name in cleaned:
             cleaned[name] = kind(cleaned[name])
     return cleaned
+
+
+def floating(dtype: torch.dtype | str) -> torch.dtype:
+    """Return the torch dtype of a name that a model can be cast to.
+
+    Raises:
+        TypeError: torch has no such dtype, or it is no floating-point one.
+    """
+    found = as_dtype(dtype)
+    if not found.is_floating_point:
+        raise TypeError(f"a model is not cast to {found}; give for example float16, bfloat16, float32 or float64")
+    return found
+
+
+def _names(value: Any) -> bool:
+    if value is None or isinstance(value, str):
+        return True
+    return isinstance(value, tuple | list | set | frozenset) and all(isinstance(name, str) for name in value)
 
 
 def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -40,6 +40,7 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
+from normwise.facts.optimizers import groups
 from normwise.facts.repairs import effect
 from normwise.facts.sites import Site
 from normwise.rendering import both
@@ -97,30 +98,34 @@ def check(facts: Facts) -> Iterator[Finding]:
     """Report every gain with a neutral value of 1 that the optimizer decays."""
     if facts.target.optimizer is None:
         raise NotKnown(both("needs the optimizer: pass optimizer=...", "需要优化器：传入 optimizer=..."))
-    groups = _decaying(facts.target.optimizer)
-    parameters = dict(facts.target.model.named_parameters(remove_duplicate=False))
+    _belongs(facts)
+    decaying = _decaying(facts.target.optimizer)
+    parameters = facts.parameters
     found: dict[tuple[Severity, Group], list[Site]] = {}
     for site in facts.sites:
         parameter = parameters.get(site.row.weight_path or "")
-        group = groups.get(id(parameter))
+        group = decaying.get(id(parameter))
         if group is not None and site.row.spec is not None and site.row.spec.weight_offset == 0:
             found.setdefault((_severity(site), group), []).append(site)
     for (severity, group), sites in found.items():
         yield _finding(severity, group, sites, type(facts.target.optimizer).__name__)
 
 
+def _belongs(facts: Facts) -> None:
+    """Raise NotKnown where the optimizer trains another model: its groups say nothing about this one's norms."""
+    own = {id(p) for p in facts.target.model.parameters()}
+    if own and not any(id(p) in own for group in groups(facts.target.optimizer) for p in group.params):
+        raise NotKnown(both("the optimizer holds none of the model's parameters", "优化器中没有该模型的任何参数"))
+
+
 def _decaying(optimizer: Any) -> dict[int, Group]:
     """Return the group of every parameter with decay, by the parameter's identity."""
-    groups = getattr(optimizer, "param_groups", None)
-    if groups is None:
-        kind = type(optimizer).__name__
-        raise NotKnown(both(f"the optimizer ({kind}) has no param_groups", f"优化器（{kind}）没有 param_groups"))
     return {
-        # a warm-up may start at a rate of 0, which the scheduler keeps as initial_lr
-        id(p): Group(index=i, lr=float(g.get("lr") or g.get("initial_lr") or 0.0), decay=float(g["weight_decay"]))
-        for i, g in enumerate(groups)
-        if g.get("weight_decay")
-        for p in g["params"]
+        # a warm-up may start at a rate of 0
+        id(p): Group(index=i, lr=group.lr or group.initial_lr, decay=group.decay)
+        for i, group in enumerate(groups(optimizer))
+        if group.decay
+        for p in group.params
     }
 
 

@@ -33,6 +33,7 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NotKnown
 from normwise.facts import Facts, schedule
 from normwise.facts.freshness import untrained
+from normwise.facts.optimizers import groups
 from normwise.facts.profile import token_cosine
 from normwise.facts.records import ProfileRow, StackKind
 from normwise.facts.repairs import effect
@@ -91,8 +92,9 @@ def check(facts: Facts) -> Iterator[Finding]:
         raise NotKnown(both("needs the weights that training starts from", "需要训练开始时的权重"))
     if not untrained(facts) or not schedule.adaptive(optimizer):
         return
+    matrices = [p for g in groups(optimizer) for p in g.params if p.dim() > 1 and p.numel() and not p.is_meta]
     rates = schedule.read(optimizer, facts.target.scheduler)
-    update = _first_update(optimizer, rates.rates[0])
+    update = _first_update(matrices, rates.rates[0])
     if rates.warms_up or update < UPDATE:
         return
     for index in deep:
@@ -101,9 +103,8 @@ def check(facts: Facts) -> Iterator[Finding]:
             yield finding
 
 
-def _first_update(optimizer: torch.optim.Optimizer, rate: float) -> float:
+def _first_update(matrices: list[torch.Tensor], rate: float) -> float:
     """Return a first step of full size relative to the median matrix's root mean square."""
-    matrices = [p for g in optimizer.param_groups for p in g["params"] if p.dim() > 1 and p.numel()]
     sizes = sorted(float(p.detach().float().square().mean().sqrt()) for p in matrices)
     middle = sizes[len(sizes) // 2] if sizes else 0.0
     return rate / middle if middle > 0 else 0.0

@@ -32,6 +32,7 @@ from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.gains import Gain
+from normwise.facts.optimizers import groups, states
 from normwise.rendering import both
 from normwise.spec import Kind
 from normwise.targets import Target
@@ -80,17 +81,20 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def _state(gain: Gain, optimizer: Any) -> Mapping[str, Any]:
-    states = getattr(optimizer, "state", None) or {}
-    found = states.get(gain.parameter, {}) if isinstance(gain.parameter, nn.Parameter) else {}
-    return found if isinstance(found, Mapping) else {}
+    return states(optimizer).get(id(gain.parameter), {})
+
+
+def _rate(gain: Gain, optimizer: Any) -> float:
+    try:
+        return next((g.lr for g in groups(optimizer) for p in g.params if p is gain.parameter), 0.0)
+    except NotKnown:
+        return 0.0
 
 
 def _lost(gain: Gain, optimizer: Any) -> bool:
     """Whether the optimizer stepped with a gradient for a gain in half precision that did not move."""
-    groups = getattr(optimizer, "param_groups", None) or ()
-    rate = next((g.get("lr", 0) for g in groups for p in g["params"] if p is gain.parameter), 0)
     half = gain.parameter.dtype in (torch.bfloat16, torch.float16)
-    if not half or not gain.parameter.requires_grad or not float(rate) > 0:
+    if not half or not gain.parameter.requires_grad or not _rate(gain, optimizer) > 0:
         return False
     averages = [v for k, v in _state(gain, optimizer).items() if k in ("exp_avg", "momentum_buffer")]
     return any(isinstance(a, torch.Tensor) and bool((a != 0).any()) for a in averages)

@@ -19,7 +19,7 @@ https://github.com/NVIDIA/TransformerEngine/issues/1132 (differences of one unit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
+from normwise.facts.conventions import setting
 from normwise.facts.ranges import HALF
 from normwise.facts.repairs import effect, respecified
 from normwise.facts.sites import Site
@@ -80,16 +81,15 @@ def _ordered(spec: NormSpec | None) -> bool:
 
 
 def _family(config: Any) -> tuple[str, NormSpec]:
-    held = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
-    name = held.get("model_type") or getattr(config, "model_type", None)
-    if not name:
+    name = setting(config, "model_type")
+    if not isinstance(name, str) or not name:
         raise NotKnown(
             both("needs the family: pass config=... with model_type", "需要系列：给出含 model_type 的 config=...")
         )
-    key = family_name(str(name)).removesuffix("-text")
+    key = family_name(name).removesuffix("-text")
     if key not in FAMILIES:
         raise NotKnown(both(f"the norms of {name} are not in the table of families", f"系列表中没有 {name} 的归一化"))
-    return str(name), FAMILIES[key]
+    return name, FAMILIES[key]
 
 
 def _finding(facts: Facts, family: str, spec: NormSpec, sites: list[Site]) -> Finding:

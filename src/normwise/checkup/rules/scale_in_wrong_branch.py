@@ -36,6 +36,7 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NotKnown
 from normwise.facts import Facts
+from normwise.facts.conventions import setting
 from normwise.facts.records import Stack, StackKind
 from normwise.facts.repairs import effect
 from normwise.facts.rewiring import Rewire, rewired, rms
@@ -165,8 +166,7 @@ def _on_skip(stack: Stack) -> _Misplaced | None:
 
 
 def _multiplier(facts: Facts, stack: Stack) -> _Misplaced | None:
-    config = facts.target.config
-    given = config.get(_KEY) if isinstance(config, Mapping) else getattr(config, _KEY, None)
+    given = setting(facts.target.config, _KEY)
     if not isinstance(given, (int, float)) or isinstance(given, bool) or given in (0, 1):
         return None
     skip = _common([m.wiring.skip_scale for m in stack.members])

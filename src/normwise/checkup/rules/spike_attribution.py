@@ -64,7 +64,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     if not calls:
         return
     sizes = [_sizes(facts, None)]
-    for batch in facts.batches.first:
+    for batch in facts.batches.arguments:
         sizes.append(_sizes(facts, batch))
     for call in calls:
         seen = [s.get(call.input) for s in sizes]
