@@ -10,7 +10,7 @@ from normwise.rendering import both
 from normwise.targets import inputs
 from normwise.targets.target import Target
 
-__all__ = ["Labels", "counts_tokens", "read"]
+__all__ = ["Labels", "counts_tokens", "read", "time_varies"]
 
 Labels = dict[int, tuple[str, ...]]
 
@@ -41,6 +41,11 @@ def read(target: Target, recording: Recording) -> Labels:
     return {
         v.id: label for v in recording.graph.values if (label := _label(v.id, recording.graph, changed)) is not None
     }
+
+
+def time_varies(target: Target) -> bool:
+    """Whether the inputs have a time axis of which another length can be made: without, no axis is named "time"."""
+    return _other_time(target) is not None
 
 
 def counts_tokens(graph: Graph) -> bool:

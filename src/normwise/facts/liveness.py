@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -22,7 +22,8 @@ __all__ = ["Liveness", "Scope", "in_training", "modes_in_training", "read"]
 
 _SEED = 20261129
 # layouts in which norms of C channels are called, tried in this order
-_LAYOUTS = ((4, -1), (4, -1, 5), (4, -1, 3, 3), (4, -1, 2, 2, 2), (4, 5, -1))
+_Layout = tuple[int, ...]
+_LAYOUTS: tuple[_Layout, ...] = ((4, -1), (4, -1, 5), (4, -1, 3, 3), (4, -1, 2, 2, 2), (4, 5, -1))
 _SAMPLES = 4
 
 
@@ -47,9 +48,10 @@ class Liveness:
 def read(model: nn.Module) -> Mapping[str, Liveness]:
     """Return the behaviour of every module with ``running_var``; one that cannot be run alone is left out."""
     found = {}
+    layouts: dict[type, list[_Layout]] = {}
     for path, module in model.named_modules():
         if isinstance(module._buffers.get("running_var"), torch.Tensor):
-            live = _of_torch(module) or _probed(module)
+            live = _of_torch(module) or _probed(module, layouts.setdefault(type(module), list(_LAYOUTS)))
             if live is not None:
                 found[path] = live
     return found
@@ -91,26 +93,28 @@ def _of_torch(module: nn.Module) -> Liveness | None:
     return Liveness(scope=scope, updates=updates, writes_in_eval=False, momentum=weight)
 
 
-def _probed(module: nn.Module) -> Liveness | None:
+def _probed(module: nn.Module, layouts: list[_Layout]) -> Liveness | None:
+    """Run a norm in the first layout that it takes, which then comes first for the next of its class."""
     var = module._buffers["running_var"]
     if var is None or var.dim() != 1 or var.is_meta or next(module.children(), None) is not None:
         return None
-    for x in _inputs(var):
+    for layout in tuple(layouts):
         try:
-            return _run(module, x)
+            found = _run(module, _input(var, layout))
         except Exception:
             continue
+        layouts.remove(layout)
+        layouts.insert(0, layout)
+        return found
     return None
 
 
-def _inputs(var: torch.Tensor) -> Iterator[torch.Tensor]:
-    generator = torch.Generator().manual_seed(_SEED)
-    for layout in _LAYOUTS:
-        shape = tuple(len(var) if s == -1 else s for s in layout)
-        x = torch.randn(shape, generator=generator)
-        # samples of different mean and size, so that statistics of one are not those of all
-        steps = torch.arange(1.0, _SAMPLES + 1).reshape(-1, *[1] * (len(layout) - 1))
-        yield (x * steps + 3 * steps).to(var)
+def _input(var: torch.Tensor, layout: _Layout) -> torch.Tensor:
+    shape = tuple(len(var) if s == -1 else s for s in layout)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
+    # samples of different mean and size, so that statistics of one are not those of all
+    steps = torch.arange(1.0, _SAMPLES + 1).reshape(-1, *[1] * (len(layout) - 1))
+    return (x * steps + 3 * steps).to(var)
 
 
 def _run(module: nn.Module, x: torch.Tensor) -> Liveness:
@@ -136,6 +140,8 @@ def _answer(module: nn.Module, x: torch.Tensor, *, training: bool) -> tuple[torc
     alone.train(training)
     before = {n: b.clone() for n, b in alone.named_buffers()}
     out = alone(x.clone())
+    if out.shape != x.shape:
+        raise ValueError("broadcast: x has another layout")
     wrote = any(not torch.equal(b, before[n]) for n, b in alone.named_buffers() if n in before)
     return out, alone, wrote
 

@@ -32,7 +32,7 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
-from normwise.facts.labels import counts_tokens
+from normwise.facts.labels import counts_tokens, time_varies
 from normwise.facts.sites import Site
 from normwise.facts.vocabulary import CONV
 from normwise.rendering import both
@@ -47,7 +47,7 @@ ZH = """把时间步当作通道的批归一化或组归一化。
 被当作时间：若有线性层读取最后一轴且模型从不交换这两轴，则为警告，否则不判断，因为 `[N, C, L]` 数据看起来一样。
 
 ## 为什么重要
-`BatchNorm1d` 读取 `[B, C, T]`。给它 `[B, T, H]`，它就为每个*位置*保留一组均值、方差、增益和偏置，统计跨越批次和全部
+`BatchNorm1d` 读取 `[B, C, T]`。给它 `[B, T, H]`，它就为每个*位置*保留一组均值、方差、增益和偏移，统计跨越批次和全部
 特征：不同尺度的特征混在一起，模型只能在一种长度下运行，第 7 个位置按训练中第 7 个位置的内容缩放。
 
 ## 如何修复
@@ -70,7 +70,7 @@ _SWAPS = frozenset({"transpose", "permute", "t", "mT", "swapaxes", "swapdims", "
 def check(facts: Facts) -> Iterator[Finding]:
     """Report every batch and group norm whose channel axis grows with the length of the input."""
     suspects = [s for s in facts.sites if _has_channels(s) and len(s.row.shape) >= 3]
-    if not suspects:
+    if not suspects or not time_varies(facts.target):
         return
     wrong = [s for s in suspects if _channels_are(facts, s) == "time"]
     certain = counts_tokens(facts.graph)
