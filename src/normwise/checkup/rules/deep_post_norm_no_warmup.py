@@ -41,15 +41,15 @@ from normwise.facts.rewiring import rewired
 from normwise.rendering import both
 from normwise.targets import Target, Weights
 
-ZH = """很深的后置归一化堆叠即将以全速训练，而它的 token 和梯度在起点就已塌缩。
+ZH = """很深的后置归一化堆叠即将以全速训练，而它的词元和梯度在起点就已塌缩。
 
 ## 发现什么
 同时满足：24 个以上子层的后置归一化堆叠，尚未训练；优化器按梯度大小做归一，且学习率计划从峰值的一半以上开始；
-第一步使权重变动 0.5% 以上；并且在示例输入上测得：中位 token 的梯度从输出向内衰减，同时各 token 变成同一个向量，
+第一步使权重变动 0.5% 以上；并且在示例输入上测得：中位词元的梯度从输出向内衰减，同时各词元变成同一个向量，
 或一个位置占据了梯度。深度本身不是错：同样的堆叠用小的初始权重、DeepNorm 或预热就不会报告。
 
 ## 为什么重要
-分支与残差流一样大时，注意力把 token 平均到彼此相同；此后查询和键得不到梯度，而 Adam 的头几步无论梯度大小都走满步长，
+分支与残差流一样大时，注意力把词元平均到彼此相同；此后查询和键得不到梯度，而 Adam 的头几步无论梯度大小都走满步长，
 把这个状态固定下来：损失停在没有上下文的模型的水平。一层的梯度范数看不出来，因为一个位置可能占据几乎全部梯度。
 
 ## 如何修复
@@ -116,7 +116,7 @@ def _judged(facts: Facts, index: int, rates: schedule.Schedule, update: float) -
     cosine = rows[-1].token_cosine if rows else None
     if len(medians) < len(rows) or cosine is None:
         raise NotKnown(
-            both("needs a stream of tokens [B, T, H] and its gradient", "需要 [B, T, H] 的 token 流及其梯度")
+            both("needs a stream of tokens [B, T, H] and its gradient", "需要 [B, T, H] 的词元流及其梯度")
         )
     fall, share = medians[-1] / min(medians), max(r.grad_first_share or 0.0 for r in rows)
     if fall < FALL or (cosine < COLLAPSED and share < SHARE):
@@ -124,7 +124,7 @@ def _judged(facts: Facts, index: int, rates: schedule.Schedule, update: float) -
     stack = facts.placement.stacks[index]
     alike = cosine >= COLLAPSED
     seen = f"tokens alike (cosine {cosine:.2f})" if alike else f"{share:.0%} on position 0"
-    seen_zh = f"token 相同（余弦 {cosine:.2f}）" if alike else f"{share:.0%} 在位置 0"
+    seen_zh = f"词元相同（余弦 {cosine:.2f}）" if alike else f"{share:.0%} 在位置 0"
     paths = tuple(dict.fromkeys(m.path for m in stack.members))
     return Finding(
         path=paths[0],
@@ -133,7 +133,7 @@ def _judged(facts: Facts, index: int, rates: schedule.Schedule, update: float) -
         basis=Basis.MEASURED,
         message=both(
             f"{stack.sublayers} post-norm sublayers, no warm-up: median token's gradient falls {fall:.1f}x, {seen}",
-            f"{stack.sublayers} 个后置归一化子层且无预热：中位 token 的梯度衰减 {fall:.1f} 倍，{seen_zh}",
+            f"{stack.sublayers} 个后置归一化子层且无预热：中位词元的梯度衰减 {fall:.1f} 倍，{seen_zh}",
         ),
         evidence={
             "metric": "median_token_gradient_output_over_smallest",

@@ -46,15 +46,15 @@ ZH = """模型第一次偏离参考模型的地方，以及背后的归一化。
 
 ## 发现什么
 模型与参考模型在相同输入上运行，输出之差超过其大小的 1e-3。中间值按数值而不是按名称对应：指出从哪个值起再无一致，以及
-解释它的归一化属性：种类、eps、轴、偏移、增益、平移或统计量不同；归一化缺失或位置不同；折叠没有做完（平移、残差写入者
-的均值、卷积偏置、共享的嵌入）。没有归一化能解释的差异仅供参考。
+解释它的归一化属性：种类、eps、轴、单位偏移、增益、偏移或统计量不同；归一化缺失或位置不同；折叠没有做完（偏移、残差写入者
+的均值、卷积偏置、共享的嵌入）。没有归一化能解释的差异只作提示。
 
 ## 为什么重要
 移植或转换声称两个程序计算相同。小差异不会中断训练或生成，只会损失日后无从追查的质量；而发现问题的地方很少是它开始的地
 方。
 
 ## 如何修复
-修正指出的属性再检查一次：若还有差异，届时它就是第一个。LayerNorm 精确变为 RMSNorm 的条件：平移并入下一个线性层，且所
+修正指出的属性再检查一次：若还有差异，届时它就是第一个。LayerNorm 精确变为 RMSNorm 的条件：偏移并入下一个线性层，且所
 有写入残差流的部分（嵌入、输出权重及其偏置）均值为 0。卷积吸收批归一化：weight * s 与 (bias - mean) * s + shift，其中
 s = gain / sqrt(var + eps)。只有没有嵌入共享其权重时，增益才能折叠进输出头。
 
@@ -101,7 +101,7 @@ def _cause(found: Divergence) -> tuple[str, str]:
     if found.biases:
         return f"{found.biases[0]} was not scaled when the norm was folded", f"折叠归一化时未缩放 {found.biases[0]}"
     if found.shifts:
-        return f"the shift of {len(found.shifts)} folded norms is lost", f"{len(found.shifts)} 个折叠的归一化丢失了平移"
+        return f"the shift of {len(found.shifts)} folded norms is lost", f"{len(found.shifts)} 个折叠的归一化丢失了偏移"
     if found.writers:
         return f"{len(found.writers)} residual writers have a mean", f"{len(found.writers)} 个残差写入者的均值不为 0"
     if found.differing:

@@ -43,17 +43,17 @@ from normwise.targets import Target
 ZH = """增益的梯度在半精度中求和。
 
 ## 发现什么
-增益或平移以半精度保存、且其梯度在 16384 行上相差超过 10% 的归一化。该算子在单线程中单独运行，上游梯度的真实和是已知
+增益或偏移以半精度保存、且其梯度在 16384 行上相差超过 10% 的归一化。该算子在单线程中单独运行，上游梯度的真实和是已知
 的。若模型以半精度训练（给出了 optimizer 或 train_step），且示例的行数（批 x 时间）已损失超过 1%，则为警告；否则只作提
 示，并给出从多少行起有影响：小批次没有损失，推理没有梯度。
 
 ## 为什么重要
 torch 2.13 在 CPU 上以输入的 dtype 累加这些梯度：bfloat16 中对 1 求和会停在 256 或 512，因为再加 1 已不到最后一位的一
-半。16384 行时平移得到 512 而不是 16384；于是批越大，增益和平移学得越慢，而且没有任何迹象。多个线程各自累加一部分行：
+半。16384 行时偏移得到 512 而不是 16384；于是批越大，增益和偏移学得越慢，而且没有任何迹象。多个线程各自累加一部分行：
 n 个线程在 n 倍的行数上损失相同。
 
 ## 如何修复
-让增益和平移保持 float32（参数为 float32 的混合精度），或使用在 float32 中求和的 `normwise.layers`。
+让增益和偏移保持 float32（参数为 float32 的混合精度），或使用在 float32 中求和的 `normwise.layers`。
 
 ## 来源
 问题 41、58。https://docs.pytorch.org/docs/stable/amp.html（autocast 下参数为 float32）。
@@ -163,7 +163,7 @@ def _finding(facts: Facts, sites: list[Site], loss: _Loss) -> Finding:
         },
         fix=both(
             "Train with float32 gains and shifts (mixed precision), or use normwise.layers, which sum in float32.",
-            "训练时让增益和平移为 float32（混合精度），或使用在 float32 中求和的 normwise.layers。",
+            "训练时让增益和偏移为 float32（混合精度），或使用在 float32 中求和的 normwise.layers。",
         ),
     )
 

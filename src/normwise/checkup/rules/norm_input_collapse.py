@@ -36,20 +36,20 @@ from normwise.facts.records import ProfileRow
 from normwise.rendering import both
 from normwise.targets import Target, Weights
 
-ZH = """各 token 在归一化之前已变成同一个向量。
+ZH = """各词元在归一化之前已变成同一个向量。
 
 ## 发现什么
-在示例输入上，堆叠起点处一个样本的各 token 不同，而在堆叠中变得相同：按通道取中位数，token 之间的差别不到平方的
+在示例输入上，堆叠起点处一个样本的各词元不同，而在堆叠中变得相同：按通道取中位数，词元之间的差别不到平方的
 万分之一（因此一个巨大的通道使所有余弦为 1 也不会误报），且平均余弦高于 0.9999。始终只作提示：起点相同的查询、
 刚初始化的模型也会这样。方差降到 eps 的量级由关于 eps 的规则负责。
 
 ## 为什么重要
-归一化保持 token 之间的夹角：被注意力平均掉的东西，之后的归一化都找不回来。
-token 相同时，注意力无从选择，查询和键得不到梯度，模型在没有上下文的情况下预测。
+归一化保持词元之间的夹角：被注意力平均掉的东西，之后的归一化都找不回来。
+词元相同时，注意力无从选择，查询和键得不到梯度，模型在没有上下文的情况下预测。
 
 ## 如何修复
 让分支在开始时小于残差流（初始权重、DeepNorm、LayerScale），把归一化放在子层之前，
-并检查残差流上是否有对所有 token 的平均。
+并检查残差流上是否有对所有词元的平均。
 
 ## 来源
 问题 59、61 和 62。Dong 等 2021，Attention is not all you need，https://arxiv.org/abs/2103.03404；
@@ -95,7 +95,7 @@ def _finding(row: ProfileRow, apart: float, start: float, sublayers: int) -> Fin
         basis=Basis.MEASURED,
         message=both(
             f"the tokens become equal by {where}: {start:.0%} of the squares differ at the start, {apart:.0e} there",
-            f"到 {where} 时各 token 变得相同：起点处平方的 {start:.0%} 不同，此处为 {apart:.0e}",
+            f"到 {where} 时各词元变得相同：起点处平方的 {start:.0%} 不同，此处为 {apart:.0e}",
         ),
         evidence={
             "metric": "share of the squares that differs between tokens, median channel",

@@ -47,7 +47,7 @@ from normwise.targets import Target
 ZH = """加载了 checkpoint，归一化却仍是初始值。
 
 ## 发现什么
-增益恰为 1（带单位偏移时为 0）、平移恰为 0，而 checkpoint 中有它们的其他数值（同名或异名：`gamma`、`beta`、另一套层命
+增益恰为 1（带单位偏移时为 0）、偏移恰为 0，而 checkpoint 中有它们的其他数值（同名或异名：`gamma`、`beta`、另一套层命
 名），或加载报告将其列为缺失，同时模型其余部分与 checkpoint 一致；或者因为 checkpoint 的键名都以别的前缀开头
 （`module.`、`model.`）而什么都没有加载。给出可以加载它们的键名映射。以模型中的实际权重为准：
 数值与 checkpoint 相同即为已加载，无论名称。
@@ -60,7 +60,7 @@ ZH = """加载了 checkpoint，归一化却仍是初始值。
 加载前按证据中的映射改名，并用 `strict=True` 加载，或阅读 `load_state_dict` 的返回值。有意新增的归一化可用
 `--ignore CKP003` 忽略。
 
-以下情况不报告：只含自身权重的适配器 checkpoint；线性层同样缺失的新输出头；checkpoint 中没有平移时缺失的平移；已折叠进
+以下情况不报告：只含自身权重的适配器 checkpoint；线性层同样缺失的新输出头；checkpoint 中没有偏移时缺失的偏移；已折叠进
 矩阵的增益（矩阵也会不同）。若 checkpoint 根本没有其数值，则为警告，除非参考模型一致。
 
 ## 来源
@@ -125,7 +125,7 @@ def _finding(facts: Facts, found: Checkpoints, lost: list[NormTensor], severity:
         basis=Basis.PROOF if severity is SEVERITY else Basis.MEASURED,
         message=both(
             f"{said} at their initial value: {why}",
-            f"{gains} 个增益和 {shifts} 个平移仍是初始值：{why_zh}",
+            f"{gains} 个增益和 {shifts} 个偏移仍是初始值：{why_zh}",
         ),
         evidence={
             "missing": [n.key for n in lost],

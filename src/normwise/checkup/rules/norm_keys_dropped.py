@@ -37,9 +37,9 @@ from normwise.targets import Target
 ZH = """checkpoint 中有归一化，模型里却没有位置。
 
 ## 发现什么
-checkpoint 中的归一化（长度相同的向量：增益与平移，或键名表明），其数值在模型中任何名称下都不存在，而 checkpoint 同一
-部分的其余内容都已加载：最终归一化、QK 归一化、保留增益的归一化的平移。若该部分还缺更多（有意去掉的输出头），仅供参
-考；完全没有加载的部分不提及。
+checkpoint 中的归一化（长度相同的向量：增益与偏移，或键名表明），其数值在模型中任何名称下都不存在，而 checkpoint 同一
+部分的其余内容都已加载：最终归一化、QK 归一化、保留增益的归一化的偏移。若该部分还缺更多（有意去掉的输出头），只作提
+示；完全没有加载的部分不提及。
 
 ## 为什么重要
 多余的键是训练所得函数的一部分，而模型没有计算它。其余部分是在该归一化之后训练的：没有它，输出头看到另一种尺度，文本变
@@ -113,7 +113,7 @@ def _shifts(norms: list[NormTensor], found: Checkpoints) -> Finding:
         basis=Basis.PROOF,
         message=both(
             f"{counted(len(keys), 'shift')} of the checkpoint have no place in the model's norms",
-            f"checkpoint 中的 {len(keys)} 个平移在模型的归一化中没有位置",
+            f"checkpoint 中的 {len(keys)} 个偏移在模型的归一化中没有位置",
         ),
         evidence={
             "unexpected": keys,

@@ -42,7 +42,7 @@ DRIFT = 0.1  # copies drift by small steps; parts of a model are as far apart as
 ZH = """本应在各 rank 上相同的归一化却不同。
 
 ## 发现什么
-各进程都完整持有的增益、平移和同步的运行统计量，其比特却不同。在 `init_process_group` 之后于每个 rank 上运行检查，或
+各进程都完整持有的增益、偏移和同步的运行统计量，其比特却不同。在 `init_process_group` 之后于每个 rank 上运行检查，或
 以`config={"rank_states": [...]}` 给出各 rank 的 state dict。分片的张量不比较；若其他一切也不同且归一化相差很大，说
 明各 rank 持有模型的不同部分，不作判断。
 

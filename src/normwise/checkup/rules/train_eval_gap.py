@@ -6,8 +6,8 @@ reported where at least a tenth of its channels differ by more than six standard
 deviation, and the model's output moves by more than a tenth. A warning needs a loader whose samples can be drawn from
 all over the data, and a model that is evaluated; one example batch only informs, and so do norms still warming up
 (BNS005) and a model in the middle of its training, whose statistics follow the weights with a delay. Norms that
-counted no batch are left to BNS003. An InstanceNorm with `track_running_stats=True` uses each sample's own statistics in train
-mode and one fixed map in eval mode: that difference is by construction, and a warning where the output moves.
+counted no batch are left to BNS003. An InstanceNorm with `track_running_stats=True` uses each sample's own statistics
+in train mode and one fixed map in eval mode: that difference is by construction, and a warning where the output moves.
 
 ## Why it matters
 What was trained is not what is evaluated. Ways there: batches too small, another domain, padding, weights averaged or
