@@ -156,11 +156,15 @@ def _along_another(reach: Reach, channels: int, *, closing: bool) -> bool:
 
 
 def _kept(module: nn.Module, reach: Reach, axes: tuple[int, ...]) -> bool:
-    """Whether the declared axes are those of the channels, as Keras means them: statistics span all others."""
+    """Whether the declared axes are those of the channels, as Keras means them: statistics span all others.
+
+    One axis besides batch and channels is what a layer norm along the wrong one spans as well.
+    """
     others = {a - len(reach.shape) for a, n in enumerate(reach.shape) if n > 1} - set(axes)
     spanned = set(reach.axes)
     grouped = any(_number(module, name) for name in _GROUPS)
-    return grouped or (bool(spanned) and not spanned & set(axes) and spanned >= others - {-len(reach.shape)})
+    apart = others - {-len(reach.shape)} if len(spanned) > 1 else others
+    return grouped or (bool(spanned) and not spanned & set(axes) and spanned >= apart)
 
 
 def _wide(reach: Reach, axes: tuple[int, ...]) -> set[int]:
