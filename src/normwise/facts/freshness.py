@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
 
-__all__ = ["untrained"]
+__all__ = ["CENTRED", "FEWEST", "MINORITY", "around_zero", "untrained"]
+
+# Of 8 draws around 0 all have one sign with probability 1/128. Gains that were set have one.
+FEWEST = 8
+MINORITY = 0.1
+# |mean| / rms of n draws around 0 is 1/sqrt(n): 0.35 at n = 8; a gain that was set has 0.9 and more.
+CENTRED = 0.7
+
+
+def around_zero(gain: torch.Tensor, *, minority: float = MINORITY, centred: float = CENTRED) -> bool:
+    """Whether an effective gain lies around 0 with both signs: it was drawn, not set."""
+    gain = gain.detach().double().flatten()
+    if len(gain) < FEWEST or bool((gain == gain[0]).all()):
+        return False
+    negative = float((gain < 0).double().mean())
+    rms = float(gain.square().mean().sqrt())
+    return minority <= negative <= 1 - minority and abs(float(gain.mean())) <= centred * rms
 
 
 def untrained(facts: Facts) -> bool:

@@ -69,6 +69,27 @@ class Losses:
 
         return tuple(self._loss(part, prepared) for part in self.batches[batch])
 
+    def is_score(self, prepare: Prepare, others: Sequence[float]) -> bool:
+        """Whether what `eval_fn` returns is the better the higher it is: then damaged matrices lower it further.
+
+        Args:
+            prepare: with which ``others`` were measured.
+            others: the losses that would be lower.
+        """
+        if not self.scored:
+            return False
+
+        def damaged(model: nn.Module) -> None:
+            prepare(model)
+            generator = torch.Generator().manual_seed(0)
+            with torch.no_grad():
+                for p in (p for p in model.parameters() if p.dim() > 1 and p.is_floating_point()):
+                    order = torch.randperm(p.numel(), generator=generator, device="cpu").to(p.device)
+                    p.copy_(p.flatten()[order].view_as(p))
+
+        found = self.of(damaged, repair=True)
+        return sum(found) / len(found) <= sum(others) / len(others)
+
     def _loss(self, part: Target, prepare: Prepare) -> float:
         trials = type(self.facts)(part, "full").trials
         if self.scored:

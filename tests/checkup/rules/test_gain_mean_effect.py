@@ -72,3 +72,57 @@ def test_branches_that_start_closed_are_sound(pre: bool) -> None:
 
 def test_plain_norms_that_all_hold_zeros_are_no_intention() -> None:
     assert len(findings("PAR010", chain(zeroed(), zeroed()), X)) == 1
+
+
+class Conditional(nn.Module):
+    """A norm scaled and shifted by a matrix of zeros; ``one`` is what is added to the scale."""
+
+    def __init__(self, one: float) -> None:
+        super().__init__()
+        self.one, self.film = one, nn.Linear(4, 2 * WIDTH)
+        nn.init.zeros_(self.film.weight)
+        nn.init.zeros_(self.film.bias)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        scale, shift = self.film(condition).chunk(2, -1)
+        return nn.functional.layer_norm(x, x.shape[-1:]) * (self.one + scale[:, None]) + shift[:, None]
+
+
+class Conditioned(nn.Module):
+    """Residual blocks behind a conditional norm, and one at the end; or the gates of adaLN-Zero."""
+
+    def __init__(self, block: float, last: float, *, gated: bool = False) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([Conditional(block) for _ in range(2)])
+        self.maps = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+        self.gates = nn.ModuleList([nn.Linear(4, WIDTH) for _ in range(2)]) if gated else None
+        for gate in self.gates or ():
+            nn.init.zeros_(gate.get_parameter("weight"))
+            nn.init.zeros_(gate.get_parameter("bias"))
+        self.last, self.out = Conditional(last), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        for i in range(2):
+            y = self.maps[i](self.norms[i](x, condition)).tanh()
+            x = x + (y if self.gates is None else self.gates[i](condition)[:, None] * y)
+        return self.out(self.last(x, condition))
+
+
+TOKENS = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize(
+    ("model", "condition", "expected"),
+    [
+        (Conditioned(0.0, 0.0), torch.ones(2, 4), ["warning"]),
+        (Conditioned(0.0, 1.0), torch.ones(2, 4), ["info"]),
+        (Conditioned(1.0, 1.0), torch.ones(2, 4), []),
+        (Conditioned(1.0, 1.0, gated=True), torch.ones(2, 4), []),
+        (Conditioned(0.0, 0.0), torch.zeros(2, 4), []),
+    ],
+    ids=["all", "in branches", "1 + scale", "gates", "the condition is 0"],
+)
+def test_a_computed_scale_of_zero_silences_what_has_no_way_around(
+    model: nn.Module, condition: Tensor, expected: list[str]
+) -> None:
+    assert [str(f.severity) for f in findings("PAR010", model, TOKENS, condition)] == expected

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
+import normwise as nw
 from tests.checkup.rules.judging import findings
 
 IMAGE = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -32,6 +35,36 @@ def test_a_gain_that_starts_random_or_at_zero_is_still_fresh() -> None:
         fresh = model(trained=False)
         start(fresh[1].get_parameter("weight"))
         assert findings("BNS003", fresh, IMAGE) == []
+
+
+def cnn(draw: Callable[[nn.Module], object]) -> nn.Sequential:
+    made = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16))
+    torch.manual_seed(0)
+    for layer in made:
+        if isinstance(layer, nn.BatchNorm2d):
+            draw(layer)
+    return made.eval()
+
+
+def test_shifts_that_an_init_function_drew_do_not_make_a_model_trained() -> None:
+    def both(norm: nn.Module) -> None:
+        for parameter in norm.parameters():
+            nn.init.normal_(parameter, 0.0, 0.02)
+
+    for draw in (both, lambda norm: nn.init.normal_(norm.get_parameter("bias"), 0.0, 0.02)):
+        assert findings("BNS003", cnn(draw), IMAGE) == []
+    report = nw.check(cnn(both), IMAGE)
+    assert report.findings[0].code == "PAR003"
+
+
+def test_a_few_steps_on_matrices_that_still_look_drawn_are_training() -> None:
+    model = cnn(lambda norm: None)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(3):  # in eval mode: no statistics are counted
+        optimizer.zero_grad()
+        model(IMAGE).square().mean().backward()
+        optimizer.step()
+    assert [f.severity for f in findings("BNS003", model, IMAGE)] == ["error"]
 
 
 def test_one_batch_in_train_mode_is_enough() -> None:

@@ -62,8 +62,36 @@ def test_plain_gains_in_a_norm_that_adds_one_need_their_family_as_a_witness() ->
     model, checkpoint = loaded(offset(), 1.0)
     assert len(findings("PAR002", model, X, checkpoint=checkpoint, config=LLAMA)) == 1
     # trained gains of Gemma are as large: by themselves they prove nothing
-    assert findings("PAR002", model, X, checkpoint=checkpoint) == []
-    assert findings("PAR002", model, X, checkpoint=checkpoint, config=GEMMA) == []
+    for config in (None, GEMMA):
+        assert [f.severity for f in findings("PAR002", model, X, checkpoint=checkpoint, config=config)] == ["info"]
+    deep, checkpoint = loaded(offset(), 1.3)
+    assert findings("PAR002", deep, X, checkpoint=checkpoint, config=GEMMA) == []
+
+
+@pytest.mark.parametrize("score", [False, True], ids=["a loss", "a score"])
+@pytest.mark.parametrize(("added", "expected"), [(1.0, ["error"]), (0.0, [])], ids=["twice", "once"])
+def test_the_loss_on_the_data_is_a_witness_for_a_one_too_many(added: float, expected: list[str], score: bool) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*offset(4), nn.Linear(WIDTH, 3)), torch.randn(64, WIDTH)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        (model(x) - x[:, :3]).square().mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for i in range(1, 8, 2):
+            model[i].get_parameter("weight").add_(added)
+
+    def evaluate(model: nn.Module, batches: Any) -> float:
+        total = sum(float((model(batch) - batch[:, :3]).square().mean()) for batch in batches)
+        return -total if score else total
+
+    found = findings("PAR002", model, x, eval_fn=evaluate, config=GEMMA)
+    loud = [f for f in found if f.severity != "info"]
+    assert [str(f.severity) for f in loud] == ([] if score else expected)
+    for f in loud:
+        assert f.counterfactual is not None
+        assert f.counterfactual["after"] < f.counterfactual["before"]
 
 
 def test_a_unit_offset_model_with_its_own_gains_is_sound() -> None:

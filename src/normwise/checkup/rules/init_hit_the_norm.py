@@ -32,6 +32,7 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.facts import Facts
+from normwise.facts.freshness import CENTRED, FEWEST, MINORITY, around_zero
 from normwise.facts.gains import Gain, regained
 from normwise.rendering import both
 from normwise.spec import Kind
@@ -39,13 +40,8 @@ from normwise.targets import Target, Weights
 
 CODE = "PAR003"
 SEVERITY = Severity.ERROR
-EXPLAINS = ("CKP006",)
+EXPLAINS = ("CKP006", "BNS003")
 
-# Of 8 draws around 0 all have one sign with probability 1/128. Gains that were set have one.
-FEWEST = 8
-MINORITY = 0.1
-# |mean| / rms of n draws around 0 is 1/sqrt(n): 0.35 at n = 8; a gain that was set has 0.9 and more.
-CENTRED = 0.7
 # U(0, 1) has mean 0.5 and deviation 0.29: torch's own gains of batch norms until 1.2, so only others are judged.
 HALF = (0.35, 0.65)
 SPREAD = 0.2
@@ -56,7 +52,7 @@ ZH = """初始化函数随机抽取了归一化的增益。
 一个新模型，其增益像是随机抽取而不是设定的：以 0 为中心、正负都有，如 N(0, 0.02) 或 U(-a, a)；或者（LayerNorm 和
 RMSNorm）散布在 0 到 1 之间。以有效增益为准：计算 `1 + weight` 的归一化中 weight 为 N(0, 0.02) 是健康的，N(1, 0.02)
 也是。不判断已训练或已加载的模型，也不判断各通道相同的增益（零初始化残差）和少于 8 个通道的增益（可学习温度）。用随
-机权重构建的架构（`hf:TYPE`）只作为信息：没有人训练它们。
+机权重构建的架构（`hf:TYPE`）只作提示：没有人训练它们。
 
 ## 为什么重要
 每个归一化只让 2 % 的信号通过，且每个通道符号随机，梯度在每个归一化处也缩小同样的倍数。从头训练缓慢或停滞，而从
@@ -89,18 +85,14 @@ def check(facts: Facts) -> Iterator[Finding]:
     if not gains or facts.gains.loaded or facts.gains.trained is not False:
         return
     # around 0 is where a family with a unit offset stores its gains: then the norm is what is wrong
-    signed = [g for g in gains if _signed(g) and not (g.offset == 0 and facts.gains.family_offset == 1)]
+    signed = [g for g in gains if around_zero(g.effective, minority=MINORITY, centred=CENTRED)]
+    signed = [g for g in signed if not (g.offset == 0 and facts.gains.family_offset == 1)]
     signed = [g for g in signed if facts.gains.short_of_reference(g) != 1]
     if signed:
         yield _finding(facts, signed, len(gains), _SIGNED)
     spread = [g for g in gains if g.kind in (Kind.LAYER, Kind.RMS) and _spread(g)]
     if spread:
         yield _finding(facts, spread, len(gains), _SPREAD)
-
-
-def _signed(gain: Gain) -> bool:
-    several = gain.constant is None and MINORITY <= gain.negative <= 1 - MINORITY
-    return several and abs(gain.mean) <= CENTRED * gain.rms
 
 
 def _spread(gain: Gain) -> bool:

@@ -3,8 +3,9 @@
 ## What it finds
 A batch norm that has counted no batch, with a running mean of exactly 0 and a running variance of exactly 1, although
 its shift has moved: the layer was trained or loaded, its statistics were not. Fresh models, where gain and
-shift are untouched as well, and norms without a counter (folded or frozen ones) are no fault. Given `online`, an
-averaged copy is judged by BNS013.
+shift are untouched as well, and norms without a counter (folded or frozen ones) are no fault; nor are shifts that an
+init function drew: gains around 0 with both signs (PAR003 is the cause), or weights that are all as drawn beside gains
+that are one number. Given `online`, an averaged copy is judged by BNS013.
 
 ## Why it matters
 In evaluation such a norm does not normalize: it takes any input for standard normal. The activations keep whatever
@@ -31,6 +32,7 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
+from normwise.facts.freshness import around_zero
 from normwise.facts.running import NO_NUMBERS, RunningStatistics, read
 from normwise.rendering import both
 from normwise.targets import Target
@@ -39,11 +41,12 @@ CODE = "BNS003"
 SEVERITY = Severity.ERROR
 EXPLAINS = ("BNS004",)
 
-ZH = """训练过的批归一化，其滑动统计量仍是最初的值。
+ZH = """训练过的批归一化，其运行统计量仍是最初的值。
 
 ## 发现什么
-从未计数任何批次、滑动均值恰为 0 且滑动方差恰为 1，而偏移却已改变的批归一化：该层被训练或加载过，其统计量没有。
-增益和偏移都未动过的新模型，以及没有计数器的归一化（已折叠或冻结的）不算错误。给出 `online` 时，平均副本由 BNS013 判断。
+从未计数任何批次、运行均值恰为 0 且运行方差恰为 1，而偏移却已改变的批归一化：该层被训练或加载过，其统计量没有。
+增益和偏移都未动过的新模型，以及没有计数器的归一化（已折叠或冻结的）不算错误；由初始化函数抽取的偏移也不算：增益以 0
+为中心、正负都有（原因是 PAR003），或所有权重都如刚抽取而增益为同一个数。给出 `online` 时，平均副本由 BNS013 判断。
 
 ## 为什么重要
 评估时这样的归一化并不做归一化：它把任何输入都当作标准正态。激活保持原有的尺度，训练与 eval 模式不一致。
@@ -66,6 +69,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     if facts.running and not with_numbers:
         raise NotKnown(NO_NUMBERS)
     found = [r for r in with_numbers if _untouched(r) and _trained(r) and not _averaged(facts, r)]
+    found = [r for r in found if not _drawn(facts, r)]
     if found:
         yield _finding(found, len(with_numbers))
 
@@ -88,6 +92,17 @@ def _trained(running: RunningStatistics) -> bool:
     if running.bias is not None:
         return bool((running.bias != 0).any())
     return running.weight is not None and bool((running.weight != running.weight.reshape(-1)[0]).any())
+
+
+def _drawn(facts: Facts, running: RunningStatistics) -> bool:
+    """Whether an init function moved the shift: nobody trained or loaded the model."""
+    if facts.gains.loaded or facts.gains.trained is True:
+        return False
+    gain = running.weight
+    if gain is not None and around_zero(gain):
+        return True
+    untouched = gain is None or bool((gain == gain.reshape(-1)[0]).all())
+    return untouched and facts.gains.trained is False
 
 
 def _finding(found: list[RunningStatistics], total: int) -> Finding:

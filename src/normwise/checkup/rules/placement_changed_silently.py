@@ -87,7 +87,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         if clearly_lower(other, now) or not leans_lower(other, now):
             break
         now, other = now + measured.of(batch=batch), other + measured.of(switch.flip, batch=batch)
-    if clearly_lower(other, now) and not _is_score(measured, switch, first):
+    if clearly_lower(other, now) and not measured.is_score(switch.flip, first):
         yield _finding(switch, _mean(now), _mean(other), len(now))
 
 
@@ -104,22 +104,6 @@ def _loaded_strictly(found: Checkpoints) -> bool:
             both("the gains are all at their initial value: untrained weights", "增益都是初始值：未训练的权重")
         )
     return True
-
-
-def _is_score(measured: Losses, switch: Switch, other: tuple[float, ...]) -> bool:
-    """Whether what eval_fn returns is the better the higher it is: then damage lowers it further."""
-    if not measured.scored:
-        return False
-
-    def damaged(model: nn.Module) -> None:
-        switch.flip(model)
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for p in (p for p in model.parameters() if p.dim() > 1 and p.is_floating_point()):
-                order = torch.randperm(p.numel(), generator=generator, device="cpu").to(p.device)
-                p.copy_(p.flatten()[order].view_as(p))
-
-    return _mean(measured.of(damaged, repair=True)) <= _mean(other)
 
 
 def _mean(numbers: tuple[float, ...]) -> float:

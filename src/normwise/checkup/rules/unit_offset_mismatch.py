@@ -9,7 +9,9 @@ live gains are judged.
 ## Why it matters
 The checkpoint loads strictly, because the shapes are the same. A plain norm multiplies by numbers near 0 and passes on
 noise; a unit-offset norm fed plain gains doubles everything. Large gains of a unit-offset family (Gemma) prove nothing,
-so a norm that computes `1 + weight` is reported only with the family or the checkpoint as a witness.
+so a norm that computes `1 + weight` is reported only with a witness: the family, the checkpoint, or the loss on the
+user's data (`eval_fn`, a loader with labels), which is clearly lower with 1 subtracted. Stored gains that all lie at 1
+are a remark without one.
 
 ## How to fix it
 Add 1 to the stored gains when loading into a plain norm (or use a norm that computes `1 + weight`), and subtract it the
@@ -30,8 +32,11 @@ from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
+from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.gains import Gain, regained, rms
+from normwise.facts.losses import Losses, clearly_lower
+from normwise.facts.repairs import effect
 from normwise.rendering import both
 from normwise.spec import Kind
 from normwise.targets import Target, Weights
@@ -49,6 +54,7 @@ MINORITY_OF_ONE, CENTRED_OF_ONE = 0.1, 0.7
 MOST = 0.8  # of the norms: a few may be odd for reasons of their own
 # Means of plain gains stored in a norm that adds 1
 AROUND_ONE = (0.5, 1.5)
+AT_ONE = 0.1  # from 1: where training leaves gains that started there; those of a Gemma differ by norm and depth
 
 ZH = """一种约定（w 或 1 + w）的增益放进了另一种归一化。
 
@@ -59,8 +65,9 @@ ZH = """一种约定（w 或 1 + w）的增益放进了另一种归一化。
 
 ## 为什么重要
 形状相同，因此严格加载也能通过。普通归一化会乘以接近 0 的数，只传递噪声；带单位偏移的归一化放入普通增益则会把一切加
-倍。带单位偏移的家族（Gemma）增益大并不说明问题，所以对计算 `1 + weight` 的归一化，只有以家族或 checkpoint 为证才报
-告。
+倍。带单位偏移的家族（Gemma）增益大并不说明问题，所以对计算 `1 + weight` 的归一化，只有在有证据时才报告：家族、
+checkpoint，或用户数据上的损失（`eval_fn`、带标签的 loader）在减 1 后明显更低。没有证据而存储的增益全在 1 附近时只作提
+示。
 
 ## 如何修复
 加载到普通归一化时给存储的增益加 1（或改用计算 `1 + weight` 的归一化），反之则减 1；在 float32 中两者都是精确的。只
@@ -79,6 +86,7 @@ class _Case:
     gains: tuple[Gain, ...]
     severity: Severity
     witness: str
+    losses: tuple[float, float] | None = None  # as it is, and with 1 subtracted
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -138,9 +146,34 @@ def _twice(facts: Facts, offset: list[Gain]) -> _Case | None:
         return _case(shifted, Severity.ERROR, _CHECKPOINT)
     unshifted = [g for g in offset if facts.gains.shift(g) != -1]
     plain = [g for g in unshifted if AROUND_ONE[0] <= float(g.stored.double().mean()) <= AROUND_ONE[1]]
-    if facts.gains.family_offset == 0 and plain and len(plain) >= MOST * len(offset):
+    if not plain or len(plain) < MOST * len(offset):
+        return None
+    if facts.gains.family_offset == 0:
         return _case(plain, Severity.ERROR, _FAMILY)
-    return None
+    if (losses := _better_without(facts, plain)) is not None:
+        return _Case(gains=tuple(plain), severity=Severity.ERROR, witness=_LOSS, losses=losses)
+    at_one = all(abs(float(g.stored.double().mean()) - 1) <= AT_ONE for g in offset)
+    return _case(plain, Severity.INFO, _SPREAD) if at_one and len(offset) > 1 else None
+
+
+def _better_without(facts: Facts, gains: list[Gain]) -> tuple[float, float] | None:
+    """Return the loss as it is and with 1 subtracted from the gains, where that is clearly lower."""
+    names = [g.path for g in gains]
+
+    def subtracted(model: nn.Module) -> None:
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        with torch.no_grad():
+            for name in names:
+                parameters[name].sub_(1.0)
+
+    try:
+        measured = Losses(facts)
+        now, other = measured.of(), measured.of(subtracted, repair=True)
+        if not clearly_lower(other, now) or measured.is_score(subtracted, other):
+            return None
+    except (NotKnown, KeyError):  # a gain that is a buffer
+        return None
+    return sum(now) / len(now), sum(other) / len(other)
 
 
 _FAMILY = both("family", "模型家族")
@@ -148,6 +181,8 @@ _CHECKPOINT = both("checkpoint", "checkpoint")
 _REFERENCE = both("reference", "参考模型")
 _SIBLINGS = both("its siblings", "同类归一化")
 _TRAINED = both("trained weights", "已训练的权重")
+_LOSS = both("loss on your data", "你的数据上的损失")
+_SPREAD = both("their distribution", "它们的分布")
 
 
 _ADD = both(
@@ -157,6 +192,9 @@ _ADD = both(
 _SUBTRACT = both(
     "Subtract 1 from these gains when loading, or use a plain norm.", "加载时给这些增益减 1，或改用普通归一化。"
 )
+
+
+_LESS = both("these gains less 1", "这些增益减 1")
 
 
 def _case(gains: Sequence[Gain], severity: Severity, witness: str) -> _Case:
@@ -174,7 +212,7 @@ def _finding(facts: Facts, case: _Case, of: int, *, added: float) -> Finding:
         path=paths[0],
         paths=paths,
         severity=case.severity,
-        basis=Basis.MEASURED,
+        basis=Basis.MEASURED if case.severity is not Severity.INFO else Basis.PATTERN,
         message=both(
             f"{counted(len(gains), 'gain')} of {of} stored for 1 + weight (mean {mean:.2g}), used as weight"
             if missing
@@ -193,15 +231,10 @@ def _finding(facts: Facts, case: _Case, of: int, *, added: float) -> Finding:
             "of": of,
             "witness": str(case.witness),
         },
-        counterfactual=regained(facts, gains, said, spec=lambda s: replace(s, weight_offset=added)),
-        fix=both(
-            "Add 1 to these gains when loading, or use a norm that computes 1 + weight.",
-            "加载时给这些增益加 1，或改用计算 1 + weight 的归一化。",
-        )
-        if missing
-        else both(
-            "Subtract 1 from these gains when loading, or use a plain norm.", "加载时给这些增益减 1，或改用普通归一化。"
-        ),
+        counterfactual=effect(_LESS, "loss on the given data", *case.losses)
+        if case.losses
+        else regained(facts, gains, said, spec=lambda s: replace(s, weight_offset=added)),
+        fix=_ADD if missing else _SUBTRACT,
     )
 
 
