@@ -13,6 +13,8 @@ from normwise.errors import NotKnown
 from normwise.facts import mixing
 from normwise.facts.changed_inputs import replaced
 from normwise.facts.differences import AGREE, DIFFER, Introduced, introduced
+from normwise.facts.labels import counts_tokens
+from normwise.facts.liveness import Scope, in_training
 from normwise.facts.sites import Site
 from normwise.graph import aligned
 from normwise.rendering import both
@@ -21,7 +23,7 @@ from normwise.targets import inputs
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
 
-__all__ = ["Causality", "read"]
+__all__ = ["Causality", "Trained", "in_train_mode", "read"]
 
 CLAIM = "causal"
 
@@ -116,3 +118,59 @@ def read(facts: Facts) -> Causality:
         change_held=change_held,
         forward_flow=forward_flow,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """How far later inputs move earlier outputs through the batch's statistics, while the model is trained."""
+
+    steps: int
+    step: int
+    change: float  # of the outputs up to the step, with the norms in train mode
+    still: float  # the same in eval mode
+    paths: tuple[str, ...]  # of the norms
+    claimed: bool
+
+
+def in_train_mode(facts: Facts) -> Trained | None:
+    """Compare the two modes of a causal model that is being trained; None where its norms take in no later step.
+
+    Raises:
+        NotKnown: the steps cannot be exchanged for others.
+    """
+    model, claimed = facts.target.model, CLAIM in facts.target.claims
+    if not (model.training or facts.target.optimizer is not None or facts.target.train_step is not None):
+        return None
+    steps = inputs.size_of(facts.target, "time")
+    if steps < 2 or not (claimed or counts_tokens(facts.graph)):
+        return None
+    live = set(in_training(facts, Scope.BATCH))
+    held = [s for s in facts.sites if s.row.path.partition("#")[0] in live and steps in _others(s, facts)]
+    if not held:
+        return None
+    step = (steps - 1) // 2
+    call = replaced(facts.target, "time", slice(step + 1, None))
+    if call is None:
+        raise NotKnown(_NO_OTHERS)
+    past, changes = torch.arange(steps) <= step, list[float]()
+    for training, first in ((False, facts.runs.base), (True, facts.runs.training)):
+        other = facts.runs.variant(*call, wanted=set(first.graph.outputs), training=training)
+        pairs = aligned(first.graph, other.graph)
+        changes.append(mixing.output_change(facts.target, "time", steps, past, first, other, pairs) or 0.0)
+        if not training and changes[0] > AGREE:
+            return None  # no causal model, or another fault that is reported for eval mode
+    if changes[1] < DIFFER:
+        return None
+    paths = tuple(s.row.path for s in held)
+    return Trained(steps=steps, step=step, change=changes[1], still=changes[0], paths=paths, claimed=claimed)
+
+
+def _others(site: Site, facts: Facts) -> tuple[int, ...]:
+    """Return the sizes of all axes of a norm's input but the channels', which its statistics keep apart."""
+    call = site.calls[0]
+    shape = facts.graph.values[call.input].shape
+    channels = 0 if call.running_mean is None else facts.graph.values[call.running_mean].numel
+    axis = next((a for a in (1, len(shape) - 1) if a < len(shape) and shape[a] == channels), None)
+    batch = inputs.size_of(facts.target, "batch")
+    apart = [n // batch if a == 0 and n != batch else n for a, n in enumerate(shape) if a != axis]
+    return tuple(apart[1:] if shape[0] == batch else apart)

@@ -5,7 +5,9 @@ Every token behind the middle of the sequence is replaced, and the two runs are 
 float32. Reported is a norm that moves an earlier step although its own input there did not move, in a model that is
 causal apart from it: it claims so (`claims=("causal",)`), or, with the norm held, earlier steps no longer move while
 later ones still follow earlier ones. With floating inputs and no claim it is a warning. An encoder is meant to see
-everything and is left alone.
+everything and is left alone. A causal model that is being trained (train mode, an optimizer, a `train_step`) is also
+run with its batch norms in train mode: their statistics span later steps even where eval mode is causal; a warning
+where the model claims to be causal, else for information.
 
 ## Why it matters
 In training the model learns to read the answer out of the mean and the variance of what comes later. The loss looks
@@ -29,7 +31,7 @@ from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.facts import Facts
-from normwise.facts.causality import Causality
+from normwise.facts.causality import Causality, Trained, in_train_mode
 from normwise.facts.differences import DIFFER
 from normwise.facts.labels import counts_tokens
 from normwise.facts.repairs import effect
@@ -42,6 +44,8 @@ ZH = """归一化让因果模型看到未来。
 替换序列中点之后的全部词元，在推理模式、float32 下逐个算子比较两次运行。报告这样的归一化：较早的步输入没有变，输出却
 变了，而模型除此之外是因果的：用户声明（`claims=("causal",)`），或保持该归一化的输出后较早的步不再变化、较后的步仍随
 较早的步变化。输入为浮点数且没有声明时为警告。编码器本来就看到全部，不报告。
+正在训练的因果模型（训练模式、optimizer 或 `train_step`）还会以训练模式的批归一化运行：即使 eval 模式是因果的，
+批统计量也跨越后面的步；声明为因果时为警告，否则仅作提示。
 
 ## 为什么重要
 训练时模型学会从后文的均值和方差里读出答案。损失很好看；生成时后文并不存在，质量无端下降。
@@ -66,6 +70,41 @@ def check(facts: Facts) -> Iterator[Finding]:
         # signals are also filtered as a whole by models that run from left to right: there it takes a claim to be sure
         sure = seen.claimed or counts_tokens(facts.graph)
         yield _finding(seen, SEVERITY if sure else Severity.WARNING)
+    elif (trained := in_train_mode(facts.exact)) is not None:
+        yield _in_train_mode(trained)
+
+
+def _in_train_mode(seen: Trained) -> Finding:
+    count = len(seen.paths)
+    return Finding(
+        path=seen.paths[0],
+        paths=seen.paths,
+        severity=Severity.WARNING if seen.claimed else Severity.INFO,
+        basis=Basis.MEASURED,
+        message=both(
+            f"in training, inputs after step {seen.step} move outputs before it by {seen.change:.1%}: batch statistics",
+            f"训练时，第 {seen.step} 步之后的输入使之前的输出变化 {seen.change:.1%}：批统计量",
+        ),
+        evidence={
+            "metric": "change of the outputs up to the step, relative",
+            "value": seen.change,
+            "floor": seen.still,
+            "step": seen.step,
+            "steps": seen.steps,
+            "norms": count,
+            "differ_above": DIFFER,
+        },
+        fix=both(
+            "Normalize the features of each step alone (LayerNorm or RMSNorm), not batch and time together.",
+            "只对每一步的特征归一化（LayerNorm 或 RMSNorm），不要跨批次和时间。",
+        ),
+        counterfactual=effect(
+            both("the running statistics in place of the batch's", "用滑动统计量代替批统计量"),
+            "change of the outputs up to the step",
+            seen.change,
+            seen.still,
+        ),
+    )
 
 
 def _finding(seen: Causality, severity: Severity) -> Finding:
