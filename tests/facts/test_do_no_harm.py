@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 import normwise as nw
 
 from .corpus_blocks import BLOCKS, DEPTH, HIDDEN, VOCABULARY, Attention, Decoder, PreDropout, ids
+from .states import assert_same, state
 
 
 class Batched(nn.Module):
@@ -52,76 +50,6 @@ class Stop(nn.Module):
         raise self.error
 
 
-@dataclass
-class State:
-    """All that a check might leave changed."""
-
-    tensors: dict[str, Tensor]
-    identities: dict[str, tuple[int, int]]
-    versions: dict[str, int]
-    modes: dict[str, bool]
-    requires_grad: dict[str, bool]
-    grads: dict[str, Tensor | None]
-    hooks: dict[str, tuple[int, ...]]
-    attributes: dict[str, list[str]]
-    random: Any
-    flags: dict[str, Any]
-
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
-# all of them: removing a global hook with kwargs leaves an entry in _global_forward_hooks_with_kwargs (torch 2.13)
-GLOBAL_HOOKS = [name for name, value in vars(torch_module).items() if name.startswith("_global_") and value is not None]
-
-
-def _state(model: nn.Module) -> State:
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    parameters = dict(model.named_parameters())
-    return State(
-        tensors={name: t.detach().clone() for name, t in named.items()},
-        identities={name: (id(t), t.data_ptr()) for name, t in named.items()},
-        versions={name: t._version for name, t in named.items()},
-        modes={path: m.training for path, m in model.named_modules()},
-        requires_grad={name: p.requires_grad for name, p in parameters.items()},
-        grads={name: None if p.grad is None else p.grad.clone() for name, p in parameters.items()},
-        hooks={path: tuple(len(getattr(m, h)) for h in HOOKS) for path, m in model.named_modules()},
-        attributes={path: sorted(vars(m)) for path, m in model.named_modules()},
-        random={
-            "torch": hash(bytes(torch.get_rng_state().tolist())),
-            "python": hash(random.getstate()),
-            "numpy": hash(pickle.dumps(np.random.get_state())),
-        },
-        flags={
-            "dtype": torch.get_default_dtype(),
-            "fast path": torch.backends.mha.get_fastpath_enabled(),
-            "threads": torch.get_num_threads(),
-            "grad": torch.is_grad_enabled(),
-            "inference": torch.is_inference_mode_enabled(),
-            "anomaly": torch.is_anomaly_enabled(),
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
-            "dispatch modes": torch._C._len_torch_dispatch_stack(),
-            "function modes": torch._C._len_torch_function_stack(),
-            "default device": str(torch.get_default_device()),
-            "flash": torch.backends.cuda.flash_sdp_enabled(),
-            "math": torch.backends.cuda.math_sdp_enabled(),
-            "mkldnn": torch.backends.mkldnn.enabled,
-            "autocast": torch.is_autocast_enabled("cpu"),
-            **{name: len(getattr(torch_module, name)) for name in GLOBAL_HOOKS},
-        },
-    )
-
-
-def _assert_same(before: State, after: State) -> None:
-    for field in fields(State):
-        old, new = getattr(before, field.name), getattr(after, field.name)
-        if field.name in ("tensors", "grads"):
-            assert old.keys() == new.keys()
-            for name, tensor in old.items():
-                same = new[name] is None if tensor is None else torch.equal(tensor, new[name])
-                assert same, f"{field.name}: {name} changed"
-        else:
-            assert old == new, field.name
-
-
 @pytest.fixture(params=["eval", "train"])
 def model(request: pytest.FixtureRequest) -> nn.Module:
     """A model with gradients, seasoned statistics, and a mode that differs between modules."""
@@ -141,9 +69,9 @@ VERBS: dict[str, Callable[..., Any]] = {"map": lambda *a: nw.map(*a), "check": l
 @pytest.mark.parametrize("verb", VERBS)
 def test_nothing_is_changed(model: nn.Module, verb: str) -> None:
     inputs = ids()
-    wanted, before = inputs[0].clone(), _state(model)
+    wanted, before = inputs[0].clone(), state(model)
     report = VERBS[verb](model, inputs)
-    _assert_same(before, _state(model))
+    assert_same(before, state(model))
     assert torch.equal(inputs[0], wanted)
     assert report.norms
 
@@ -155,11 +83,11 @@ def test_nothing_is_changed_when_a_forward_raises(model: nn.Module, verb: str, e
     block = model.body.blocks[2]
     assert isinstance(block, PreDropout)
     block.mlp = Stop(error)
-    before = _state(model)
+    before = state(model)
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else Exception
     with pytest.raises(expected):
         VERBS[verb](model, ids())
-    _assert_same(before, _state(model))
+    assert_same(before, state(model))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("rule"), KeyboardInterrupt()], ids=["exception", "ctrl-c"])
@@ -173,7 +101,7 @@ def test_nothing_is_changed_when_a_rule_raises(
 
     for rule in _rules():
         monkeypatch.setattr(rule, "check", broken)
-    before = _state(model)
+    before = state(model)
     if isinstance(error, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             nw.check(model, ids())
@@ -182,7 +110,7 @@ def test_nothing_is_changed_when_a_rule_raises(
         assert not report.findings
         assert {entry.code for entry in report.not_checked} >= {rule.CODE for rule in _rules()}
         assert any("rule" in entry.why for entry in report.not_checked)
-    _assert_same(before, _state(model))
+    assert_same(before, state(model))
 
 
 def test_one_broken_rule_does_not_silence_the_others(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,12 +130,12 @@ def test_models_that_write_to_their_own_state_are_left_alone(name: str) -> None:
     case = next(case for case in BLOCKS if case.name == name)
     model, inputs = case.build(), case.inputs()
     kept = tuple(t.clone() for t in inputs)
-    before = _state(model)
+    before = state(model)
     nw.check(model, inputs)
     # the version counter may move where a buffer was written and put back
-    after = _state(model)
+    after = state(model)
     after.versions = before.versions
-    _assert_same(before, after)
+    assert_same(before, after)
     assert all(torch.equal(a, b) for a, b in zip(inputs, kept, strict=True))
 
 
@@ -243,15 +171,15 @@ def test_a_model_that_takes_a_float_input_gets_no_gradient_on_it() -> None:
 def test_a_state_that_changed_is_noticed() -> None:
     torch.manual_seed(0)
     model = Batched().train()
-    before = _state(model)
+    before = state(model)
     model(*ids())
     with pytest.raises(AssertionError, match="tensors"):
-        _assert_same(before, _state(model))
+        assert_same(before, state(model))
     model.bn.eval()
-    before = _state(model)
+    before = state(model)
     torch.rand(1)
     with pytest.raises(AssertionError, match="random"):
-        _assert_same(before, _state(model))
+        assert_same(before, state(model))
 
 
 def _rules() -> list[Any]:

@@ -112,10 +112,19 @@ def read(config: Any) -> Conventions:
     )
 
 
-def setting(config: Any, name: str) -> Any:
-    """Return what a configuration says under a name; None where it says nothing or cannot be read."""
+def setting(config: Any, name: str, *, nested: bool = False) -> Any:
+    """Return what a configuration says under a name; None where it says nothing or cannot be read.
+
+    Args:
+        config: a mapping or an object.
+        name: the key or attribute.
+        nested: look into the sections of a mapping as well.
+    """
     try:
-        return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+        if not isinstance(config, Mapping):
+            return getattr(config, name, None)
+        sections = [v for v in config.values() if isinstance(v, Mapping)] if nested else []
+        return next((s[name] for s in (config, *sections) if s.get(name) is not None), None)
     except Exception:  # code of the user's object
         return None
 

@@ -122,7 +122,7 @@ class Ranks:
         return known
 
     def _gather(self, key: str, mine: Any, needs: str) -> States:
-        given = _setting(self.facts.target.config, key)
+        given = setting(self.facts.target.config, key, nested=True)
         if given is not None:
             return _given(given)
         if not _several():
@@ -147,10 +147,10 @@ def world_size(target: Target) -> int | None:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size()
     for name in _WORLD:
-        number = _setting(target.config, name)
+        number = setting(target.config, name, nested=True)
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:
             return number
-    states = _setting(target.config, _STATES)
+    states = setting(target.config, _STATES, nested=True)
     if isinstance(states, Sequence) and len(states) > 1:
         return len(states)
     return 2 if target.inputs_other_rank is not None else None
@@ -163,15 +163,6 @@ def synchronizes(module: nn.Module) -> bool:
 
 def _several() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
-def _setting(config: Any, name: str) -> Any:
-    """Return what a configuration says under a name, in one of its sections if not by itself."""
-    found = setting(config, name)
-    if found is None and isinstance(config, Mapping):
-        sections = (config[key] for key in config if isinstance(config[key], Mapping))
-        found = next((s[name] for s in sections if name in s), None)
-    return found
 
 
 def _given(states: Any) -> States:
