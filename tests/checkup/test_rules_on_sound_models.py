@@ -62,10 +62,10 @@ def test_families_of_transformers_are_sound(family: str, variant: Variant) -> No
 
 
 @pytest.mark.parametrize("demo", ["healthy-decoder", "healthy-resnet"])
-def test_sound_demos_have_no_finding_and_nothing_unchecked(demo: str) -> None:
+def test_sound_demos_have_no_finding_and_what_is_not_checked_needs_more_evidence(demo: str) -> None:
     report = nw.check(f"demo:{demo}")
     assert report.findings == ()
-    assert report.not_checked == ()
+    assert [n.why for n in report.not_checked if not n.why.startswith("needs ")] == []
 
 
 @pytest.mark.parametrize("demo", PLANTED)

@@ -46,8 +46,8 @@ class Decoding:
 
 
 _NO_CACHE = both(
-    "the model decodes with no cache that normwise knows (use_cache, past_key_values)",
-    "模型没有 normwise 认识的解码缓存（use_cache、past_key_values）",
+    "needs a cache to decode with that normwise knows (use_cache, past_key_values)",
+    "需要 normwise 认识的解码缓存（use_cache、past_key_values）",
 )
 _NO_STEPS = both("the inputs have no one time axis of at least 4 steps", "输入没有统一的、至少 4 步的时间轴")
 

@@ -262,7 +262,7 @@ def _examined(facts: Facts) -> Facts:
         name = type(reference).__name__
         raise NotKnown(both(f"reference is a {name}, not a module", f"reference 是 {name}，不是模块"))
     if facts.target.weights in (Weights.RANDOM, Weights.FAKE):
-        raise NotKnown(both("the model's weights are not real", "模型的权重不是真实的"))
+        raise NotKnown(both("needs real weights: the model's are not", "需要真实的权重：模型的权重不是"))
     facts.runs.base  # noqa: B018 - nothing is compared without it
     facts.spend()
     try:

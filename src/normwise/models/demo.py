@@ -124,7 +124,7 @@ class Decoder(nn.Module):
         self.apply(_initialize)
         for block in self.blocks:  # the stream grows with depth unless what is added shrinks (GPT-2)
             for out in (block.get_submodule("attention.out"), block.get_submodule("mlp.out")):
-                nn.init.normal_(out.get_parameter("weight"), std=0.02 / (2 * BLOCKS) ** 0.5)
+                nn.init.normal_(out.get_parameter("weight"), std=(HIDDEN * 2 * BLOCKS) ** -0.5)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         value = ids.unsqueeze(-1).to(self.head.weight.dtype) / VOCABULARY  # [B, T, 1]
@@ -230,8 +230,12 @@ def _bytes() -> torch.Tensor:
 
 
 def _initialize(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
+    if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
+    if isinstance(
+        module, nn.Linear
+    ):  # keeps the size of a normed input, so that branches are a good part of the stream
+        nn.init.normal_(module.weight, std=HIDDEN**-0.5)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 
@@ -245,7 +249,7 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 @torch.no_grad()
-def _calibrate(model: nn.Module, batch: Callable[[], torch.Tensor], batches: int = 8) -> None:
+def _calibrate(model: nn.Module, batch: Callable[[], torch.Tensor], batches: int = 32) -> None:
     """Fill the running statistics of every batch norm with plain averages over some batches."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
     for norm in norms:

@@ -81,7 +81,7 @@ _SAME_EPS = 0.01  # relative: float32 rounds 1e-5 to 9.9999997e-06
 def check(facts: Facts) -> Iterator[Finding]:
     """Report an eps other than the stated one, and running statistics that were not restored."""
     if facts.target.weights in (Weights.RANDOM, Weights.FAKE):
-        raise NotKnown(both("the model's weights are not real", "模型的权重不是真实的"))
+        raise NotKnown(both("needs real weights: the model's are not", "需要真实的权重：模型的权重不是"))
     if facts.target.config is None and facts.target.checkpoint is None and facts.target.load_info is None:
         raise NotKnown(_NEEDS)
     unknown: NotKnown | None = None

@@ -87,7 +87,7 @@ class Mismatch:
 def check(facts: Facts) -> Iterator[Finding]:
     """Report norms whose kind is not that of the weights."""
     if facts.target.weights in (Weights.RANDOM, Weights.FAKE):
-        raise NotKnown(both("the model's weights are not real", "模型的权重不是真实的"))
+        raise NotKnown(both("needs real weights: the model's are not", "需要真实的权重：模型的权重不是"))
     reasons: list[NotKnown] = []
     for find in (_by_checkpoint, _by_config, _by_reference):
         try:

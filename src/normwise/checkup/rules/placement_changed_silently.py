@@ -74,7 +74,7 @@ EXPLAINS = ("CKP006", "PLC001")
 def check(facts: Facts) -> Iterator[Finding]:
     """Report a placement under which the loaded weights lose more than under the other."""
     if facts.target.weights in (Weights.RANDOM, Weights.FAKE):
-        raise NotKnown(both("the model's weights are not real", "模型的权重不是真实的"))
+        raise NotKnown(both("needs real weights: the model's are not", "需要真实的权重：模型的权重不是"))
     if not _loaded_strictly(facts.checkpoints):
         return
     measured = Losses(facts)
