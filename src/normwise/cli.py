@@ -6,6 +6,7 @@ Whatever needs torch is imported inside the commands, so that ``normwise --help`
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shlex
@@ -241,7 +242,20 @@ def _load(target: str, options: dict[str, Any]) -> Any:
 
     if options["format_"] not in (None, *reports.names()):
         raise ValueError(f"no format is called {options['format_']!r}: choose from {', '.join(reports.names())}")
-    return targets.load(target, inputs=options["inputs"], dtype=options["dtype"], device=options["device"])
+    with _no_collection():
+        return targets.load(target, inputs=options["inputs"], dtype=options["dtype"], device=options["device"])
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Imports make a million objects and no garbage, for which Python would look again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _deliver(report: Report, options: dict[str, Any]) -> None:

@@ -59,6 +59,8 @@ def read(model: nn.Module) -> Mapping[str, Liveness]:
 
 def modes_in_training(model: nn.Module) -> Mapping[str, bool]:
     """Return the mode of every module after ``model.train()``: an overridden ``train`` keeps frozen parts in eval."""
+    if all(type(m).train is nn.Module.train and "train" not in m.__dict__ for m in model.modules()):
+        return {path: True for path, _ in model.named_modules()}
     with as_found(model, evaluate=None):
         try:
             model.train()

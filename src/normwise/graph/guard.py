@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any
@@ -40,10 +40,11 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()
     modes = [m.training for m in modules]
     attributes = [_snapshot(m) for m in modules]
     held = contents.Contents(modules, inputs)
-    buffers = [(b, _version(b), _uncounted(b), b.detach().clone()) for b in _plain_tensors(model.buffers())]
-    grads = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+    owned, kept = _tensors_of(modules, "_parameters"), _tensors_of(modules, "_buffers")
+    buffers = [(b, _version(b), _uncounted(b), b.detach().clone()) for b in _plain_tensors(kept)]
+    grads = [(p, p.grad, p.requires_grad) for p in owned]
     gradients = (g for _, g, _ in grads if g is not None)
-    tensors = _plain_tensors(chain(model.parameters(), model.buffers(), gradients))
+    tensors = _plain_tensors(chain(owned, kept, gradients))
     contained = [(t, t.detach()) for t in tensors if t.layout is torch.strided and not t.is_quantized]
     process = Process()
     try:
@@ -110,7 +111,12 @@ def _equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     return tensor.shape == copy.shape and torch.equal(tensor, copy)
 
 
-def _plain_tensors(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+def _tensors_of(modules: Iterable[nn.Module], kind: str) -> list[torch.Tensor]:
+    """Return what ``parameters()`` and ``buffers()`` do, of modules that were listed before."""
+    return list({id(t): t for m in modules for t in getattr(m, kind).values() if t is not None}.values())
+
+
+def _plain_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Yield tensors with storage; fake and meta ones have no values to protect."""
     for tensor in tensors:
         if tensor.device.type != "meta" and type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer):
