@@ -165,6 +165,8 @@ class Gains:
         plain = spec.gate is Gate.NONE and spec.modulation is Modulation.NONE and not spec.weight_on_input
         if call.native or call.core == call.output or not plain or spec.scope is not Scope.HIDDEN or spec.groups:
             return declared
+        if self._scaled_before(call):
+            return declared
         shape = self.facts.graph.values[call.core].shape
         if math.prod(shape[a] for a in spec.axes) != stored.numel() or not math.prod(shape):
             return declared
@@ -177,6 +179,14 @@ class Gains:
         if ones.numel() % stored.numel() or ones.numel() == 0:
             return declared
         return (ones - zeros).reshape(-1, stored.numel())[0].clone()
+
+    def _scaled_before(self, call: NormCall) -> bool:
+        """Whether the gain is already in the core, as in weight * (x - mean) / root: ones put there would hide it."""
+        reached = {call.weight}
+        for op in (self.facts.graph.ops[m] for m in sorted(call.members)):
+            if not reached.isdisjoint(op.inputs):
+                reached.update(op.outputs)
+        return call.core in reached
 
     @cached_property
     def family_offset(self) -> float | None:

@@ -99,3 +99,24 @@ def test_calls_beside_each_other_and_shared_layer_norms_are_worth_knowing() -> N
 
 def test_norms_of_their_own_are_sound() -> None:
     assert findings("PAR008", chain(nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)), LARGE) == []
+
+
+class ScaledFirst(nn.Module):
+    """The norm of the Annotated Transformer: the gain multiplies before the division."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + self.bias
+
+
+def test_a_gain_that_multiplies_before_the_division_is_read() -> None:
+    model = chain(*[ScaledFirst() for _ in range(6)])
+    checkpoint = stored(model, 1.0, 0.05)
+    checkpoint["5.weight"] *= 20.0
+    model.load_state_dict(checkpoint)
+    (found,) = findings("PAR004", model, X, checkpoint=checkpoint)
+    assert found.path == "5"
+    assert findings("PAR009", model, X, checkpoint=checkpoint) == []
