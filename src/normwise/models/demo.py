@@ -232,9 +232,7 @@ def _bytes() -> torch.Tensor:
 def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
-    if isinstance(
-        module, nn.Linear
-    ):  # keeps the size of a normed input, so that branches are a good part of the stream
+    if isinstance(module, nn.Linear):  # keeps the size of a normed input: branches are a good part of the stream
         nn.init.normal_(module.weight, std=HIDDEN**-0.5)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)

@@ -57,6 +57,7 @@ ZH = """声明了却不起作用的组数、轴或形状。
 
 CODE = "AXS009"
 SEVERITY = Severity.WARNING
+EXPLAINS = ("AXS002", "AXS003", "CKP006")
 
 
 def check(facts: Facts) -> Iterator[Finding]:

@@ -61,6 +61,7 @@ Shen 等 2020，PowerNorm，https://arxiv.org/abs/2003.07845 （序列模型中�
 
 CODE = "AXS006"
 SEVERITY = Severity.ERROR
+EXPLAINS = ("AXS002", "AXS003")
 
 # torch's layout for batch and group norms: [N, C, *]
 CHANNELS = 1

@@ -54,6 +54,7 @@ https://github.com/pytorch/pytorch/pull/12968 （实例归一化在训练中因�
 
 CODE = "AXS007"
 SEVERITY = Severity.ERROR
+EXPLAINS = ("NUM005", "CKP006")
 
 
 def check(facts: Facts) -> Iterator[Finding]:

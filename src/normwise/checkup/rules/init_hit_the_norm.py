@@ -40,7 +40,7 @@ from normwise.targets import Target, Weights
 
 CODE = "PAR003"
 SEVERITY = Severity.ERROR
-EXPLAINS = ("CKP006", "BNS003")
+EXPLAINS = ("CKP006", "BNS003", "PAR010")
 
 # U(0, 1) has mean 0.5 and deviation 0.29: torch's own gains of batch norms until 1.2, so only others are judged.
 HALF = (0.35, 0.65)

@@ -39,6 +39,7 @@ from normwise.targets import Target
 
 CODE = "BNS012"
 SEVERITY = Severity.WARNING
+EXPLAINS = ("BNS003", "BNS004")
 
 ZH = """训练时运行统计量以半精度保存。
 

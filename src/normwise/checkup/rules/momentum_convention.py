@@ -35,6 +35,7 @@ from normwise.targets import Target, Weights
 
 CODE = "BNS015"
 SEVERITY = Severity.WARNING
+EXPLAINS = ("BNS004",)
 
 # From here on the newest batch outweighs all before it. Constants of the other convention are 0.9 to 0.9997,
 # those of torch 0.1 to 0.0003.

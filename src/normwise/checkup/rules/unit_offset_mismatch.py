@@ -43,7 +43,7 @@ from normwise.targets import Target, Weights
 
 CODE = "PAR002"
 SEVERITY = Severity.ERROR
-EXPLAINS = ("CKP006",)
+EXPLAINS = ("CKP006", "PAR010")
 
 FEWEST = 8  # channels that make a distribution
 # Of gains around 0 nearly half are negative, and |mean| / rms is 0: pooled over norms that is sharp. One norm of 16

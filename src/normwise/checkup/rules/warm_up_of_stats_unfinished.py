@@ -33,6 +33,7 @@ from normwise.targets import Target
 
 CODE = "BNS005"
 SEVERITY = Severity.INFO
+EXPLAINS = ("BNS004",)
 
 ZH = """运行统计量中仍含有初始值。
 
