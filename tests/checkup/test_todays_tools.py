@@ -1,4 +1,18 @@
-"""Faults that today's tools miss, with transformers' overflow detector and torch's anomaly mode beside our finding."""
+"""Faults that today's tools miss, with transformers' overflow detector and torch's anomaly mode beside our finding.
+
+What each said, as the tests below see it:
+
+=========================================  ======================  ==========================  =====================
+fault                                      DebugUnderflowOverflow  anomaly mode                normwise
+=========================================  ======================  ==========================  =====================
+float16 RMS norm, one element of 300       nothing                 nothing                     NUM001 error, the norm
+(x - mu) / (sigma + eps), a constant row   nothing                 SqrtBackward0 returned nan  NUM004, the norm
+Post-Norm weights, norm_first=True         nothing                 nothing                     CKP001 error, all blocks
+q_global.repeat(windows, ...) as in gcvit  nothing                 nothing                     AXS001 error, the block
+=========================================  ======================  ==========================  =====================
+
+The last two compute finite numbers everywhere: only another loss, and other partners in the batch, tell.
+"""
 
 from __future__ import annotations
 
@@ -107,3 +121,67 @@ def test_an_eps_beside_the_deviation_and_one_constant_row_is_misnamed_by_anomaly
     assert "eps outside the root" in found.message
     assert found.counterfactual is not None
     assert found.counterfactual["after"] == 0
+
+
+def encoder(*, norm_first: bool) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
+    return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+
+
+def test_post_norm_weights_in_a_pre_norm_encoder_load_strictly_and_only_the_loss_tells() -> None:
+    torch.manual_seed(0)
+    trained = encoder(norm_first=False)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    model = encoder(norm_first=True)
+    assert not any(model.load_state_dict(trained.state_dict()))
+    x = torch.randn(16, 6, 16)
+    said = run(model, x)
+    assert said.output.isfinite().all()
+    assert (said.detector, said.anomaly) == ("", "")
+    y = trained(x).detach()
+    evidence = {"checkpoint": trained.state_dict(), "loader": [(x, y), (x, y)]}
+    found = nw.check(model, x, **evidence).findings[0]
+    assert (found.code, str(found.severity)) == ("CKP001", "error")
+    assert found.paths == ("layers.0", "layers.1", "layers.2")
+    assert found.counterfactual is not None
+    assert found.counterfactual["after"] < 1e-6 < found.counterfactual["before"]
+    assert not nw.check(trained, x, select=["CKP001"], **evidence).findings
+
+
+class GlobalWindows(nn.Module):
+    """Attention of each window to a query made of the whole image, as in GC ViT."""
+
+    def __init__(self, dim: int = 16, windows: int = 4, *, mixes: bool) -> None:
+        super().__init__()
+        self.windows, self.mixes = windows, mixes
+        self.norm, self.query, self.kv = nn.LayerNorm(dim), nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.out, self.head = nn.Linear(dim, dim), nn.Linear(dim, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        rows = y.reshape(len(x) * self.windows, -1, y.shape[-1])  # the windows of a sample are neighbours
+        q = self.query(y.unflatten(1, (self.windows, -1)).mean(1))
+        # timm 1.0.22: the samples of the repeated query alternate, those of the windows do not
+        q = q.repeat(self.windows, 1, 1) if self.mixes else q.repeat_interleave(self.windows, dim=0)
+        k, v = self.kv(rows).chunk(2, dim=-1)
+        attended = (q @ k.transpose(-2, -1) / k.shape[-1] ** 0.5).softmax(-1) @ v
+        return self.head((x + self.out(attended.reshape(x.shape))).mean(1))
+
+
+def test_a_global_query_repeated_in_another_order_than_the_windows_mixes_the_batch_in_silence() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 36, 16)
+    model, healthy = GlobalWindows(mixes=True).eval(), GlobalWindows(mixes=False).eval()
+    healthy.load_state_dict(model.state_dict())
+    said = run(model, x)
+    assert said.output.isfinite().all()
+    assert all(g.isfinite().all() for g in said.gradients)
+    assert (said.detector, said.anomaly) == ("", "")
+    assert torch.allclose(healthy(x)[:1], healthy(x[:1]), atol=1e-6)
+    assert not torch.allclose(model(x)[:1], model(x[:1]), atol=1e-3)
+    found = first(model, x)
+    assert (found.code, str(found.severity), found.path) == ("AXS001", "error", "")
+    assert "rows of different samples" in found.message
+    assert not [f for f in nw.check(healthy, x).findings if str(f.severity) != "info"]

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from normwise.errors import NotKnown
-from normwise.graph.guard import as_found
+from normwise.graph.guard import as_found, uncounted
 from normwise.rendering import both
 
 __all__ = ["kept"]
@@ -151,11 +151,11 @@ class _Keeper:
             return
         if tensor.layout is not torch.strided or tensor.is_inference():
             return
-        copy = tensor.detach().clone()
+        copy, count_kept = tensor.detach().clone(), uncounted(tensor)
 
         def undo() -> None:
-            if tensor.shape != copy.shape or not torch.equal(tensor.detach(), copy):
-                with torch.no_grad():
+            with count_kept, torch.no_grad():
+                if tensor.shape != copy.shape or not torch.equal(tensor.detach(), copy):
                     tensor.detach().copy_(copy)
 
         self._undo.append(undo)

@@ -15,7 +15,7 @@ from torch.autograd import grad_mode
 from normwise.graph import contents
 from normwise.graph.process import Process
 
-__all__ = ["as_found", "tensor_state"]
+__all__ = ["as_found", "tensor_state", "uncounted"]
 
 _DICTS = contents.DICTS
 
@@ -41,7 +41,7 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()
     attributes = [_snapshot(m) for m in modules]
     held = contents.Contents(modules, inputs)
     owned, kept = _tensors_of(modules, "_parameters"), _tensors_of(modules, "_buffers")
-    buffers = [(b, _version(b), _uncounted(b), b.detach().clone()) for b in _plain_tensors(kept)]
+    buffers = [(b, _version(b), uncounted(b), b.detach().clone()) for b in _plain_tensors(kept)]
     grads = [(p, p.grad, p.requires_grad) for p in owned]
     gradients = (g for _, g, _ in grads if g is not None)
     tensors = _plain_tensors(chain(owned, kept, gradients))
@@ -61,10 +61,10 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()
         for tensor, content in contained:
             if _swapped(tensor, content):
                 tensor.data = content
-        for buffer, version, uncounted, copy in buffers:
+        for buffer, version, count_kept, copy in buffers:
             # torch's batch_norm writes its running statistics without counting the write
             if version is None or buffer._version != version or not _equal(buffer, copy):
-                with uncounted, torch.no_grad(), torch.inference_mode(buffer.is_inference()):
+                with count_kept, torch.no_grad(), torch.inference_mode(buffer.is_inference()):
                     buffer.copy_(copy)
         for parameter, grad, requires in grads:
             if parameter.grad is not grad:
@@ -98,7 +98,7 @@ def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version  # inference tensors count no writes
 
 
-def _uncounted(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+def uncounted(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     """Return a context that ends with as many writes counted as now."""
     if tensor.is_inference():
         return contextlib.nullcontext()
