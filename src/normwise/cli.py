@@ -152,12 +152,12 @@ def check(
       pkg:NAME             a package that ships real weights
       demo:NAME            built in; without TARGET: the demo with planted faults
     """
-    from normwise import checkup
-
     if target is None:
         click.echo("no target given: this is the built-in demo; `normwise check --help` shows what else", err=True)
     with _aside():
         loaded = _load(target or "", options)
+        from normwise import checkup  # behind the load, which imports what it needs without collections
+
         report = checkup.check(loaded, select=select or None, ignore=ignore or None, effort=effort)
     report = replace(report, call=_command(target, options, effort))
     _deliver(report, options)
@@ -226,6 +226,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = "".join(traceback.format_exception(failure)) + text
         click.echo("\n".join(map(_clean, text.split("\n"))), err=True)
         return COULD_NOT_RUN
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager
@@ -237,23 +239,24 @@ def _aside() -> Iterator[None]:
 
 
 def _load(target: str, options: dict[str, Any]) -> Any:
-    from normwise import targets
-    from normwise.checkup import reports
-
-    if options["format_"] not in (None, *reports.names()):
-        raise ValueError(f"no format is called {options['format_']!r}: choose from {', '.join(reports.names())}")
     with _no_collection():
+        from normwise import targets
+        from normwise.checkup import reports
+
+        if options["format_"] not in (None, *reports.names()):
+            raise ValueError(f"no format is called {options['format_']!r}: choose from {', '.join(reports.names())}")
         return targets.load(target, inputs=options["inputs"], dtype=options["dtype"], device=options["device"])
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Imports make a million objects and no garbage, for which Python would look again and again."""
+    """Imports make a million objects and no garbage: Python need not look for it, nor later among those objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()  # until ``main`` returns
         if enabled:
             gc.enable()
 
