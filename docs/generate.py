@@ -78,7 +78,10 @@ def cli_page() -> str:
 
 
 def _help(name: str, command: click.Command) -> str:
-    return command.get_help(click.Context(command, info_name=name, terminal_width=100, max_content_width=100))
+    context = click.Context(
+        command, info_name=name, terminal_width=100, max_content_width=100, help_option_names=["-h", "--help"]
+    )
+    return command.get_help(context)
 
 
 def rule_pages(lang: str) -> dict[str, str]:
