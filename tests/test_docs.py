@@ -435,7 +435,7 @@ def test_the_same_report_gives_the_same_picture(make_images: ModuleType) -> None
 def test_the_picture_shows_the_command_and_the_kinds_of_findings() -> None:
     words = words_of(PICTURE.read_text("utf-8"))
     assert words[:3] == ["normwise", "check", "demo"]
-    assert {"error", "warning", "info", "PLC", "AXS", "effect", "fix", "why", "pre", "post", "embedding"} <= set(words)
+    assert {"error", "warnings", "PLC", "AXS", "effect", "fix", "why", "pre", "post", "embedding"} <= set(words)
 
 
 def test_the_picture_loads_nothing() -> None:
