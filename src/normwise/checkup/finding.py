@@ -46,9 +46,9 @@ class Finding:
     when the rule is run.
     """
 
-    path: str
     message: str
     fix: str
+    path: str = ""  # the first place
     evidence: Mapping[str, Any] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
     severity: Severity = Severity.WARNING
@@ -57,6 +57,9 @@ class Finding:
     code: str = ""
     name: str = ""
     docs: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", self.path or next(iter(self.paths), ""))
 
     @property
     def fingerprint(self) -> str:

@@ -80,7 +80,6 @@ def _finding(hits: list[tuple[Site, Contradiction, Reach]]) -> Finding:
     paths = tuple(site.row.path for site, _, _ in hits)
     _, found, reach = hits[0]
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,

@@ -174,7 +174,6 @@ def _finite(output: Any) -> float:
 def _finding(severity: Severity, norms: dict[str, Counts], message: str) -> Finding:
     paths = tuple(norms)
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.PROOF,

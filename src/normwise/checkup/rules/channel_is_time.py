@@ -114,7 +114,6 @@ def _finding(facts: Facts, sites: list[Site], *, certain: bool) -> Finding:
     first = sites[0]
     width = first.row.shape[-1]
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY if certain else Severity.WARNING,
         basis=Basis.PROOF if certain else Basis.MEASURED,

@@ -133,7 +133,6 @@ def _finding(facts: Facts, dtype: str, lost: list[tuple[Site, Collapsed]]) -> Fi
     rows, of = sum(c.rows for _, c in lost), sum(c.of for _, c in lost)
     largest = max(c.largest for _, c in lost)
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,

@@ -138,7 +138,6 @@ def _finding(severity: Severity, group: Group, sites: list[Site], optimizer: str
     gains = tuple(dict.fromkeys(s.row.weight_path for s in sites if s.row.weight_path))
     paths = tuple(dict.fromkeys(s.row.path for s in sites))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.PROOF,

@@ -127,7 +127,6 @@ def _judged(facts: Facts, index: int, rates: schedule.Schedule, update: float) -
     seen_zh = f"词元相同（余弦 {cosine:.2f}）" if alike else f"{share:.0%} 在位置 0"
     paths = tuple(dict.fromkeys(m.path for m in stack.members))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.MEASURED,

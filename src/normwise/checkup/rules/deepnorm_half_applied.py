@@ -164,7 +164,6 @@ def _finding(facts: Facts, index: int, alpha: float, gain: float, weights: int) 
             f"分支有 {stack.depth} 块的初始增益 {gain:.2f}，但跳连上没有 alpha",
         )
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY if repair is not None else Severity.INFO,
         basis=Basis.MEASURED if repair is not None else Basis.PATTERN,
@@ -208,7 +207,6 @@ def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 def _other_depth(stack: Stack, alpha: float, meant: int) -> Finding:
     paths = tuple(dict.fromkeys(m.path for m in stack.members))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=Severity.INFO,
         basis=Basis.PATTERN,

@@ -83,7 +83,6 @@ def _finding(centred: bool, by_size: bool, sites: list[Site], inputs_from: str) 
     left, left_zh = ("is its shift", "就是偏置") if centred else ("is the sign of its input", "只是输入的符号")
     where, where_zh = (" at this input size", "在此输入尺寸下") if by_size else ("", "")
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=Severity.INFO if by_size else SEVERITY,
         basis=Basis.MEASURED if by_size else Basis.PROOF,

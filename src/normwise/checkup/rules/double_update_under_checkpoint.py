@@ -77,7 +77,6 @@ def _finding(facts: Facts, paths: tuple[str, ...], trial: Trial) -> Finding:
     updates, recomputed = sum(e.updated for e in calls), sum(e.updated and e.recomputed for e in calls)
     apart = _from_once(trial, trial, paths)
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,

@@ -116,7 +116,6 @@ def _finding(facts: Facts, found: list[Promoted]) -> Finding:
     parameters = facts.parameters
     gain = parameters.get(found[0].site.row.weight_path or "")
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,

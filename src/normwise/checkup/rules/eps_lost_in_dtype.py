@@ -92,7 +92,6 @@ def _finding(facts: Facts, dtype: str, eps: float, sites: list[Site]) -> Finding
     rounded = torch.tensor(eps, dtype=torch.float64).to(getattr(torch, dtype)).item()
     paths, failing = tuple(s.row.path for s in sites), _failing(facts, sites)
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=Severity.ERROR if failing else Severity.WARNING,
         basis=Basis.PROOF,

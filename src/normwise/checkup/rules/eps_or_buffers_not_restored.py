@@ -136,7 +136,6 @@ def _other_eps(facts: Facts, sites: list[Site], stated: Stated) -> Finding:
     mine = sorted({s.row.spec.eps for s in sites if s.row.spec and s.row.spec.eps is not None})
     paths = tuple(dict.fromkeys(s.row.path.partition("#")[0] for s in sites))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=Severity.WARNING if moved > MATTERS else Severity.INFO,
         basis=Basis.MEASURED,

@@ -102,7 +102,6 @@ def _finding(facts: Facts, failing: tuple[float, ...], sites: list[Site]) -> Fin
     paths = tuple(s.row.path for s in sites)
     where = _OUTSIDE if all(s.calls[0].eps_outside for s in sites) else _UNGUARDED
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,

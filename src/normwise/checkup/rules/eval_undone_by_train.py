@@ -105,7 +105,6 @@ def _finding(paths: tuple[str, ...], severity: Severity, where: str | None) -> F
             f"{where} 把原本处于 eval 模式的 {len(paths)} 个批归一化设为了训练模式",
         )
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.PROOF,

@@ -111,7 +111,6 @@ def _finding(seen: Causality, severity: Severity) -> Finding:
     paths = tuple(s.row.path for s in seen.sites)
     first = seen.norms[0]
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.MEASURED,

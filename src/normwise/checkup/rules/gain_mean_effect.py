@@ -123,7 +123,6 @@ def _doubled(facts: Facts, gains: list[Gain], of: int) -> Finding:
     said = both("compute weight instead of 1 + weight: a gain of 1", "改为直接用 weight 而不是 1 + weight：增益为 1")
     paths = tuple(dict.fromkeys(g.site.row.path for g in gains))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=_severity(facts),
         basis=Basis.MEASURED,
@@ -145,7 +144,6 @@ def _silent(facts: Facts, gains: list[Gain], of: int) -> Finding:
     offset = gains[0].offset
     paths = tuple(dict.fromkeys(g.site.row.path for g in gains))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=_severity(facts),
         basis=Basis.MEASURED,
@@ -167,7 +165,6 @@ def _modulated(facts: Facts, sites: list[Site]) -> Finding:
     only = ordered[0].row.placement in ONLY_PATH
     paths = tuple(dict.fromkeys(s.row.path for s in ordered))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=_severity(facts) if only else Severity.INFO,
         basis=Basis.MEASURED,

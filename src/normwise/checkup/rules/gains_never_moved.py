@@ -104,7 +104,6 @@ def _lost_updates(gains: Sequence[Gain], of: int) -> Finding:
     dtype = str(gains[0].parameter.dtype).removeprefix("torch.")
     paths = tuple(dict.fromkeys(g.site.row.path for g in gains))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=Severity.WARNING,
         basis=Basis.PROOF,
@@ -134,7 +133,6 @@ def _unmoved(facts: Facts, gains: Sequence[Gain], of: int) -> Finding:
         else both(f"{stored} of them equal in the checkpoint", f"其中 {stored} 个与 checkpoint 相同")
     )
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=Severity.INFO,
         basis=Basis.PROOF,

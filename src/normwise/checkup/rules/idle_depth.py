@@ -112,7 +112,6 @@ def _ablated(facts: Facts, index: int, idle: list[int]) -> Finding | None:
     paths = tuple(dict.fromkeys(facts.graph.path(a.op) for a in adds if facts.placed.layers[a.index] in idle))
     said = both("these blocks left out", "去掉这些块")
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.MEASURED,

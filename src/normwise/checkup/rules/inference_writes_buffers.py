@@ -97,7 +97,6 @@ def _in_the_graph(facts: Facts) -> set[str]:
 
 def _finding(trial: Trial, paths: tuple[str, ...], buffers: list[str]) -> Finding:
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,

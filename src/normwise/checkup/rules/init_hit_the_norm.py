@@ -106,7 +106,6 @@ def _finding(facts: Facts, gains: Sequence[Gain], of: int, draw: _Draw) -> Findi
     said = both("gains of 1", "增益为 1")
     paths = tuple(dict.fromkeys(g.site.row.path for g in gains))
     return Finding(
-        path=paths[0],
         paths=paths,
         # weights that were drawn for the map of an architecture train nobody's model
         severity=Severity.INFO if facts.target.weights is Weights.RANDOM else draw.severity,

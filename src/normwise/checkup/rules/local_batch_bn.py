@@ -122,7 +122,6 @@ def _finding(facts: Facts, few: Sequence[tuple[Site, float]], of: int, world: in
     error, together = math.sqrt(2 / least), math.sqrt(2 / (least * world))
     mixed = any(synchronizes(m) for m in facts.target.model.modules())
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,

@@ -101,7 +101,6 @@ def _finding(found: list[RunningStatistics], lost: float | None, severity: Sever
     paths, dtype = tuple(r.path for r in found), str(found[0].var.dtype).removeprefix("torch.")
     change = both("running statistics in float32", "运行统计量用 float32")
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.PROOF,

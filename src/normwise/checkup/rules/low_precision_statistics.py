@@ -192,7 +192,6 @@ def _finding(facts: Facts, dtype: str, severity: Severity, groups: list[tuple[Ju
     judged = [j for j, _ in groups]
     numbers = {name: max(getattr(j, name) for j in judged) for name in ("ordinary", "given", "spike", "loud")}
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.PROOF if severity is Severity.ERROR else Basis.MEASURED,

@@ -86,7 +86,6 @@ def _in_training(facts: Facts) -> bool:
 def _finding(found: dict[str, float], severity: Severity) -> Finding:
     paths, most = tuple(found), max(found.values())
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.PROOF,

@@ -109,7 +109,6 @@ def _finding(found: list[RunningStatistics], total: int) -> Finding:
     paths = tuple(r.path for r in found)
     shifts = [float(r.bias.abs().max()) for r in found if r.bias is not None]
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,

@@ -125,7 +125,6 @@ def _biases(names: tuple[str, ...], facts: Facts) -> Finding:
     parameters = facts.parameters
     paths = tuple(dict.fromkeys(n.rpartition(".")[0] for n in names))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,
@@ -140,7 +139,6 @@ def _biases(names: tuple[str, ...], facts: Facts) -> Finding:
 
 def _dropouts(paths: tuple[str, ...]) -> Finding:
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PATTERN,

@@ -80,7 +80,6 @@ def _finding(partial: dict[str, float], of: int, world: int) -> Finding:
     ordered = [worst, *(n for n in partial if n != worst)]
     paths = tuple(dict.fromkeys(n.rpartition(".")[0] for n in ordered))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.MEASURED,

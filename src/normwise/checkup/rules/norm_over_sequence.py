@@ -97,7 +97,6 @@ def _finding(facts: Facts, sites: list[Site]) -> Finding:
     first = sites[0]
     tokens, elements = counts_tokens(facts.graph), first.calls[0].count
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY if tokens else Severity.INFO,
         basis=Basis.PROOF,

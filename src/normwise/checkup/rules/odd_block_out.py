@@ -148,7 +148,6 @@ def _inner(facts: Facts, index: int, odd: list[int], blocks: dict[int, Inside]) 
     which = f"block {odd[0]} of {len(blocks)} has" if len(odd) == 1 else f"{len(odd)} blocks of {len(blocks)} have"
     listed = ", ".join(map(str, odd[:8])) + (", ..." if len(odd) > 8 else "")
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY if measured else Severity.INFO,
         basis=Basis.MEASURED if measured else Basis.PATTERN,
@@ -195,7 +194,6 @@ def _finding(facts: Facts, index: int, odd: list[int], blocks: dict[int, frozens
     measured = _measured(facts, index, odd)
     listed = ", ".join(map(str, odd[:8])) + (", ..." if len(odd) > 8 else "")
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY if measured else Severity.INFO,
         basis=Basis.MEASURED if measured else Basis.PATTERN,

@@ -76,7 +76,6 @@ def check(facts: Facts) -> Iterator[Finding]:
 def _finding(mode: Padded, paths: tuple[str, ...], share: float) -> Finding:
     where_en, where_zh = ("in training", "训练时") if mode.training else ("in eval", "推理时")
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=Severity.WARNING if mode.training else SEVERITY,
         basis=Basis.MEASURED,

@@ -68,7 +68,6 @@ def _finding(seen: Decoding) -> Finding:
     paths = tuple(s.row.path for s in seen.sites)
     assert seen.change_held is not None
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.MEASURED,

@@ -97,7 +97,6 @@ def _finding(facts: Facts, hit: list[Attention], total: int, *, sharp: bool) -> 
     said = f"{scale:.1f} x" if sharp else f"1/{1 / max(scale, 1e-9):.0f} of"
     change = both("RMS-normalized queries and keys with 1/sqrt(d)", "RMS 归一化的查询和键，配 1/sqrt(d)")
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=Severity.INFO if any(map(_gained, hit)) else SEVERITY,
         basis=Basis.MEASURED,

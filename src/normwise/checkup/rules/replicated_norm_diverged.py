@@ -86,7 +86,6 @@ def _finding(facts: Facts, diverged: dict[str, float], of: int, world: int) -> F
     ordered = [worst, *(n for n in diverged if n != worst)]
     paths = tuple(dict.fromkeys(n.rpartition(".")[0] for n in ordered))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,

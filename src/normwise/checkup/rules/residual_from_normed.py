@@ -94,7 +94,6 @@ def check(facts: Facts) -> Iterator[Finding]:
         paths = tuple(dict.fromkeys(h.norm for h in hits))
         repaired = _effect(facts, index, hits)
         yield Finding(
-            path=paths[0],
             paths=paths,
             severity=SEVERITY if repaired is not None else Severity.INFO,
             basis=Basis.PATTERN if repaired is None else Basis.MEASURED,

@@ -89,7 +89,6 @@ def _of_norms(seen: Partners, severity: Severity) -> Finding:
     paths = tuple(s.row.path for s in seen.sites)
     assert seen.change_held is not None
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.MEASURED,

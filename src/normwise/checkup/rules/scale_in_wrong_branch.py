@@ -227,7 +227,6 @@ def _finding(facts: Facts, index: int, found: _Misplaced) -> Finding | None:
         severity = SEVERITY
     paths = tuple(dict.fromkeys(m.path for m in stack.members))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.PATTERN if repair is None else Basis.MEASURED,

@@ -79,7 +79,6 @@ def _finding(lost: Sequence[gain_steps.Step], of: int) -> Finding:
     channels, unmoved = sum(s.with_gradient for s in lost), sum(s.unmoved for s in lost)
     rate = max(s.rate for s in lost)
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,

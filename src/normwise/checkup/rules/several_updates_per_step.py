@@ -137,7 +137,6 @@ def _apart(model: nn.Module, paths: tuple[str, ...]) -> None:
 def _several(several: dict[str, int], trial: Trial) -> Finding:
     paths, most = tuple(several), max(several.values())
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=Severity.INFO,
         basis=Basis.PROOF,

@@ -95,7 +95,6 @@ def _finding(facts: Facts, found: dict[str, str], severity: Severity) -> Finding
     batches, paths = facts.batches, tuple(found)
     change = both("drop_last=True: the last batch is left out", "drop_last=True：丢弃最后一批")
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.PROOF,

@@ -137,7 +137,6 @@ def _finding(
             f"平均模型：{len(paths)} 个归一化的统计量与其激活不符；输出移动 {shift or 0:.0%}",
         )
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.PROOF if severity is SEVERITY else Basis.MEASURED,

@@ -86,7 +86,6 @@ def _finding(numbers: dict[str, int], batch: int | None, severity: Severity) -> 
     fewest = numbers[paths[0]]
     noise = math.sqrt(2 / fewest)
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.PROOF,

@@ -106,7 +106,6 @@ def _instance(facts: Facts, paths: tuple[str, ...]) -> Iterator[Finding]:
         return
     change = both("statistics of each sample in eval mode too", "eval 模式下也用每个样本自己的统计量")
     yield Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.MEASURED,
@@ -149,7 +148,6 @@ def _batch(facts: Facts, paths: set[str]) -> Iterator[Finding]:
 def _finding(facts: Facts, found: list[Gap], shift: float, severity: Severity) -> Finding:
     worst, paths = max(found, key=lambda g: g.channels / g.of), tuple(g.path for g in found)
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.MEASURED,

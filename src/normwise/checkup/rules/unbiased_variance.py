@@ -88,7 +88,6 @@ def _finding(facts: Facts, count: int, sites: list[Site], *, against: bool) -> F
     paths = tuple(s.row.path for s in sites)
     factor = math.sqrt((count - 1) / count)
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=Severity.WARNING if against else SEVERITY,
         basis=Basis.PROOF,

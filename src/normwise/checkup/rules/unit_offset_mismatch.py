@@ -209,7 +209,6 @@ def _finding(facts: Facts, case: _Case, of: int, *, added: float) -> Finding:
     said = both("compute 1 + weight", "改为计算 1 + weight") if missing else both("compute weight", "改为直接用 weight")
     paths = tuple(dict.fromkeys(g.site.row.path for g in gains))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=case.severity,
         basis=Basis.MEASURED if case.severity is not Severity.INFO else Basis.PATTERN,

@@ -61,7 +61,6 @@ def check(facts: Facts) -> Iterator[Finding]:
     worst = max(found, key=lambda r: left_of_the_start(r) or 0.0)
     left, paths = left_of_the_start(worst) or 0.0, tuple(r.path for r in found)
     yield Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY,
         basis=Basis.PROOF,

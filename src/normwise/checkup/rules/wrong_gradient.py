@@ -104,7 +104,6 @@ def check(facts: Facts) -> Iterator[Finding]:
 def _detached(cut: Detached) -> Finding:
     paths = tuple(dict.fromkeys(s.row.path for s in cut.sites))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=Severity.WARNING,
         basis=Basis.MEASURED,
@@ -168,7 +167,6 @@ def _percent(number: float) -> str:
 def _finding(probed: Probed, severity: Severity, message: Text) -> Finding:
     paths = tuple(dict.fromkeys(s.row.path for s in probed.sites))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=severity,
         basis=Basis.PROOF if severity is Severity.ERROR else Basis.MEASURED,

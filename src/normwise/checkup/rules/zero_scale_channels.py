@@ -84,7 +84,6 @@ def _finding(facts: Facts, gains: list[Gain], *, padded: bool) -> Finding:
     ordered = [worst, *(g for g in gains if g is not worst)]
     paths = tuple(dict.fromkeys(g.site.row.path for g in ordered))
     return Finding(
-        path=paths[0],
         paths=paths,
         severity=SEVERITY if loud else Severity.INFO,
         basis=Basis.PROOF,
