@@ -308,7 +308,7 @@ def _same(got: Any, wanted: Any) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_layer_is_one_site_that_says_what_it_computes_and_raises_no_false_finding(case: Case, dtype: torch.dtype) -> None:
+def test_a_layer_is_one_site_that_says_what_it_is_and_raises_no_false_finding(case: Case, dtype: torch.dtype) -> None:
     model, x, options = _model(case, dtype)
     report = nw.check(model, {"x": x, **options})
     (site,) = report.norms

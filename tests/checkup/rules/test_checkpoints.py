@@ -329,3 +329,14 @@ def test_placement_is_not_judged_without_a_loss_or_a_checkpoint(reverser: Any) -
     model = encoder(kept, norm_first=norm_first)
     assert "needs a loss" in why_not("CKP001", model, data[0][0], checkpoint=kept)
     assert "needs the checkpoint" in why_not("CKP001", model, data[0][0], loader=data)
+
+
+def test_a_key_alone_does_not_make_layer_norms_with_shifts_into_rms_norms() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0.3, 0.5)
+    features = torch.randn(4, 6)
+    assert findings("CKP002", model, features, config={"rms_norm_eps": 1e-5}) == []
+    (found,) = findings("CKP002", model, features, config={"model_type": "llama", "rms_norm_eps": 1e-5})
+    assert found.severity == "error"
