@@ -32,6 +32,10 @@ _BATCHES = 4  # 16 rows of a small model reach 3 standard errors of their differ
 MARGIN = 10.0
 """Standard errors, over the parts, of the lower loss: what another batch would change (RULES CKP001)."""
 PAIRED = 3.0  # standard errors of the difference: it is no chance of this batch either
+# Or else the difference alone: hard and easy parts, which the lower loss varies over, leave it as it is. Lower on each
+# of 8 parts is chance in 1 of 256 (sign test), 4 standard errors of 8 parts in 1 of 400 (Student's t).
+ALONE = 4.0
+_EACH = 8
 MOSTLY = 0.75  # of the parts: a few hard rows do not make the difference
 SHARE = 0.1  # and of the loss: less is what noise in training makes
 
@@ -103,9 +107,10 @@ class Losses:
 def clearly_lower(others: Sequence[float], losses: Sequence[float]) -> bool:
     """Whether losses on the same parts are lower on nearly all, and by far more than another batch would change."""
     gaps = [a - b for a, b in zip(losses, others, strict=True)]
-    mean = sum(gaps) / len(gaps)
-    far = mean > MARGIN * _standard_error(others) and mean > PAIRED * _standard_error(gaps)
-    return leans_lower(others, losses) and far
+    mean, paired = sum(gaps) / len(gaps), _standard_error(gaps)
+    far = mean > MARGIN * _standard_error(others) and mean > PAIRED * paired
+    each = len(gaps) >= _EACH and min(gaps) > 0 and mean > ALONE * paired
+    return leans_lower(others, losses) and (far or each)
 
 
 def leans_lower(others: Sequence[float], losses: Sequence[float]) -> bool:

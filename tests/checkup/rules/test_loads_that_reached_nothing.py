@@ -66,6 +66,16 @@ def test_four_parts_that_lean_one_way_are_not_enough_and_do_ask_for_more() -> No
     assert clearly_lower(other * 8, now * 8)
 
 
+def test_a_loss_lower_on_each_of_eight_parts_is_judged_by_the_differences_whatever_the_parts_are_worth() -> None:
+    hard_and_easy = torch.tensor([0.1, 0.9, 0.2, 0.7, 0.1, 0.5, 0.3, 0.8])
+    other = hard_and_easy.tolist()
+    now = (hard_and_easy + 0.2 + 0.05 * torch.randn(8, generator=torch.Generator().manual_seed(0))).tolist()
+    assert clearly_lower(other, now)
+    assert not clearly_lower(now, other)
+    assert not clearly_lower(other, [*now[:7], other[7] - 0.01])  # one part the other way round
+    assert not clearly_lower(other, (hard_and_easy + 0.01).tolist())  # less than a tenth
+
+
 class _Sorter(nn.Module):
     def __init__(self, *, norm_first: bool) -> None:
         super().__init__()

@@ -4,9 +4,10 @@
 A model that was loaded from a checkpoint without a missing or an unexpected key, whose blocks have a flag that
 moves their norms (`norm_first` of torch's layers, `normalize_before`, `do_layer_norm_before`, whatever its name: it is
 flipped, and the placement read again from the graph), and whose loss on the user's data is clearly lower the other way:
-on three parts of the data in four, by more than 10 standard errors of that loss over the parts and 3 of the difference,
-and by more than 10 %; where one batch leans that way without being enough, up to three more are taken. A score that
-rises instead is told apart by damaged weights, which must be worse.
+by more than 10 %, and either on three parts of the data in four, by more than 10 standard errors of that loss over the
+parts and 3 of the difference, or on each of at least 8 parts, by more than 4 standard errors of the difference; where
+one batch leans that way without being enough, up to three more are taken. A score that rises instead is told apart by
+damaged weights, which must be worse.
 
 ## Why it matters
 Pre-norm and post-norm blocks have the same parameters under the same names. Nothing fails: the model computes another
@@ -47,9 +48,9 @@ ZH = """一种放置方式的权重装进了另一种放置方式的模型：严
 ## 发现什么
 从 checkpoint 加载、既无缺失键也无多余键的模型，其块有一个会移动归一化的开关（torch 层的 `norm_first`、
 `normalize_before`、`do_layer_norm_before`，名称不限：翻转它并重新从图中读取放置方式），而在用户数据上翻转后的损失明显
-更低：在四分之三的数据部分上更低，且超过该损失在各部分间的 10 个标准误、差值的 3 个标准误和 10 %；一个批次倾向如此
-但还不够时，最多再取三个批次。若返回的是越高越好的分数，则用损坏的权重
-（必然更差）来区分。
+更低：超过 10 %，并且要么在四分之三的数据部分上更低，超过该损失在各部分间的 10 个标准误和差值的 3 个标准误，要么在
+至少 8 个部分的每一个上都更低，且超过差值的 4 个标准误；一个批次倾向如此但还不够时，最多再取三个批次。若返回的是越高
+越好的分数，则用损坏的权重（必然更差）来区分。
 
 ## 为什么重要
 Pre-Norm 与 Post-Norm 的块参数相同、名称相同。什么都不会失败：模型用训练好的权重计算另一个函数，从那里开始的微调看起来
