@@ -27,6 +27,7 @@ from normwise.facts import (
     liveness,
     logits,
     norms,
+    oversized,
     padding,
     partners,
     placing,
@@ -40,6 +41,7 @@ from normwise.facts import (
 from normwise.facts.backward import Backward
 from normwise.facts.flow import Flow
 from normwise.facts.gains import Gains
+from normwise.facts.oversized import Driven, Oversized
 from normwise.facts.plain import plain
 from normwise.facts.ranges import Ranges
 from normwise.facts.ranks import Ranks
@@ -334,6 +336,16 @@ class Facts:
     def attentions(self) -> tuple[logits.Attention, ...]:
         """How sharp each attention is on the example inputs."""
         return logits.attentions(self)
+
+    @cached_property
+    def oversized(self) -> tuple[Oversized, ...]:
+        """The gains that stand far above their siblings."""
+        return oversized.oversized(self)
+
+    @cached_property
+    def driven_attentions(self) -> Mapping[int, Driven]:
+        """The saturated attentions, by op, that one of those gains alone saturates."""
+        return oversized.driven(self)
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:

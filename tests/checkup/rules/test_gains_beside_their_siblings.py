@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import normwise as nw
+from normwise.checkup.rules import scale_blow_up
 from tests.checkup.rules.gain_models import WIDTH, X, chain, gains, plain, stored
 from tests.checkup.rules.judging import findings, severities
 
@@ -23,6 +25,23 @@ def test_a_gain_far_above_its_siblings_is_worth_knowing() -> None:
     (found,) = findings("PAR004", model, X, checkpoint=checkpoint)
     assert (found.severity, found.path) == ("info", "5")
     assert found.evidence["value"] == pytest.approx(20, rel=0.1)
+
+
+def test_a_gain_that_alone_saturates_an_attention_is_a_warning_and_the_attention_is_not_blamed() -> None:
+    report = nw.check(scale_blow_up.bad(), select=["PAR004", "PLC010"])
+    (found,) = report.findings
+    assert (found.code, found.severity, found.path) == ("PAR004", "warning", "2.norm")
+    assert found.counterfactual is not None
+    assert found.counterfactual["before"] > 8 > found.counterfactual["after"]
+
+
+def test_an_attention_saturated_by_its_own_matrices_is_not_the_gains_doing() -> None:
+    target = scale_blow_up.bad()
+    with torch.no_grad():
+        target.model.get_parameter("4.qkv.weight")[:32] *= 30
+    found = {f.code: f for f in nw.check(target, select=["PAR004", "PLC010"]).findings}
+    assert (found["PLC010"].path, found["PLC010"].severity) == ("4", "warning")
+    assert found["PAR004"].path == "2.norm"
 
 
 def test_gains_that_are_all_large_are_a_design() -> None:

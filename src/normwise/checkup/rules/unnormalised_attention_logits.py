@@ -4,7 +4,8 @@
 On the example inputs, an attention in which most heads are saturated: the logits of a query spread by a standard
 deviation above 8, and the weights keep less than 10 % of the entropy they could have. Only where neither queries nor
 keys pass a norm and no learned temperature scales the logits, and only on weights that are the user's or trained. A few
-sharp heads are healthy; what counts is most heads of one layer.
+sharp heads are healthy; what counts is most heads of one layer. An attention that one oversized gain before it
+saturates alone is left to PAR004.
 
 ## Why it matters
 The common scale of queries and keys has no bound: it drifts up during training, softmax turns into a hard choice, its
@@ -29,7 +30,7 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NotKnown
 from normwise.facts import Facts
-from normwise.facts.logits import Attention
+from normwise.facts.logits import ENTROPY, HEADS, SPREAD, Attention
 from normwise.facts.repairs import effect
 from normwise.rendering import both
 from normwise.targets import InputsFrom, Target, Weights
@@ -39,7 +40,7 @@ ZH = """注意力的 logits 增长到饱和，而查询和键没有归一化。
 ## 发现什么
 在示例输入上，某个注意力的大多数头已饱和：一个查询的 logits 标准差超过 8，且权重的熵不到可能值的 10%。
 仅当查询和键都不经过归一化、也没有可学习的温度时才报告，且只看用户自己的或训练过的权重。
-少数尖锐的头是健康的；只有一层中大多数头都如此才算。
+少数尖锐的头是健康的；只有一层中大多数头都如此才算。仅由前面一个过大的增益造成的饱和由 PAR004 报告。
 
 ## 为什么重要
 查询和键的共同尺度没有上界：它在训练中不断上升，softmax 变成硬选择，梯度消失，训练在后期（常在数万步之后）发散。
@@ -57,13 +58,6 @@ Wortsman 等 2023，https://arxiv.org/abs/2309.14322。
 CODE = "PLC010"
 SEVERITY = Severity.WARNING
 
-# Normalized queries and keys have logits of standard deviation 1. MiniLM's heads reach 2.2, and one of its 72, which
-# looks at a single token, 10.8; the replayed divergence has 27 in every head.
-SPREAD = 8.0
-ENTROPY = 0.1
-# of the heads of a layer: single sharp heads (previous token, separator) are what attention is for
-HEADS = 0.75
-
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report the layers in which most heads are saturated."""
@@ -71,8 +65,8 @@ def check(facts: Facts) -> Iterator[Finding]:
         raise NotKnown(both("needs trained weights: these are random", "需要训练过的权重：现在是随机的"))
     if facts.target.inputs_from is InputsFrom.NONE:
         raise NotKnown(both("needs example inputs: give inputs=...", "需要示例输入：给出 inputs=..."))
-    bare = [a for a in facts.attentions if not a.norms and not a.learned_scale]
-    hit = [a for a in bare if a.saturated(SPREAD, ENTROPY) >= HEADS]
+    hit = [a for a in facts.attentions if a.bare and a.saturated(SPREAD, ENTROPY) >= HEADS]
+    hit = [a for a in hit if a.op not in facts.driven_attentions]
     if hit:
         yield _finding(hit, len(facts.attentions))
 
