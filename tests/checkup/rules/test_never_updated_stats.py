@@ -57,6 +57,21 @@ def test_shifts_that_an_init_function_drew_do_not_make_a_model_trained() -> None
     assert report.findings[0].code == "PAR003"
 
 
+def test_a_small_norm_whose_drawn_gains_happen_to_have_one_sign_is_as_fresh_as_the_others() -> None:
+    def draw(norm: nn.Module) -> None:
+        for parameter in norm.parameters():
+            nn.init.normal_(parameter, 0.0, 0.02)
+
+    made = cnn(draw)
+    with torch.no_grad():
+        made[4].get_parameter("weight").abs_()
+    assert findings("BNS003", made, IMAGE) == []
+    with torch.no_grad():
+        made[4].get_parameter("weight").add_(1.0)  # as training leaves them
+    (found,) = findings("BNS003", made, IMAGE)
+    assert found.paths == ("4",)
+
+
 def test_a_few_steps_on_matrices_that_still_look_drawn_are_training() -> None:
     model = cnn(lambda norm: None)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

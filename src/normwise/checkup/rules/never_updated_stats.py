@@ -33,6 +33,7 @@ from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.freshness import around_zero
+from normwise.facts.gains import rms
 from normwise.facts.running import NO_NUMBERS, RunningStatistics, read
 from normwise.rendering import both
 from normwise.targets import Target
@@ -41,12 +42,17 @@ CODE = "BNS003"
 SEVERITY = Severity.ERROR
 EXPLAINS = ("BNS004",)
 
+# Of the size of drawn gains: the rms of 2 draws exceeds three deviations in 1 of 8000, and trained gains are near 1.
+ALIKE = 3.0
+# No few steps, after which matrices still look drawn, take a gain from 1 down here.
+SMALL = 0.1
+
 ZH = """训练过的批归一化，其运行统计量仍是最初的值。
 
 ## 发现什么
 从未计数任何批次、运行均值恰为 0 且运行方差恰为 1，而偏移却已改变的批归一化：该层被训练或加载过，其统计量没有。
 增益和偏移都未动过的新模型，以及没有计数器的归一化（已折叠或冻结的）不算错误；由初始化函数抽取的偏移也不算：增益以 0
-为中心、正负都有（原因是 PAR003），或所有权重都如刚抽取而增益为同一个数。给出 `online` 时，平均副本由 BNS013 判断。
+为中心、正负都有（原因是 PAR003）或与之大小相同，或所有权重都如刚抽取而增益极小或为同一个数。给出 `online` 时，平均副本由 BNS013 判断。
 
 ## 为什么重要
 评估时这样的归一化并不做归一化：它把任何输入都当作标准正态。激活保持原有的尺度，训练与 eval 模式不一致。
@@ -69,7 +75,9 @@ def check(facts: Facts) -> Iterator[Finding]:
     if facts.running and not with_numbers:
         raise NotKnown(NO_NUMBERS)
     found = [r for r in with_numbers if _untouched(r) and _trained(r) and not _averaged(facts, r)]
-    found = [r for r in found if not _drawn(facts, r)]
+    drawn = [r.weight for r in with_numbers if r.weight is not None and around_zero(r.weight)]
+    size = max(map(rms, drawn), default=0.0)
+    found = [r for r in found if not _drawn(facts, r, size)]
     if found:
         yield _finding(found, len(with_numbers))
 
@@ -94,12 +102,20 @@ def _trained(running: RunningStatistics) -> bool:
     return running.weight is not None and bool((running.weight != running.weight.reshape(-1)[0]).any())
 
 
-def _drawn(facts: Facts, running: RunningStatistics) -> bool:
-    """Whether an init function moved the shift: nobody trained or loaded the model."""
+def _drawn(facts: Facts, running: RunningStatistics, size: float) -> bool:
+    """Whether an init function moved the shift: nobody trained or loaded the model.
+
+    Args:
+        facts: of the target.
+        running: one norm.
+        size: of gains elsewhere in the model that are seen to be drawn around 0; 0 where there are none.
+    """
     if facts.gains.loaded or facts.gains.trained is True:
         return False
     gain = running.weight
     if gain is not None and around_zero(gain):
+        return True
+    if gain is not None and 0 < rms(gain) <= max(ALIKE * size, SMALL * (facts.gains.trained is False)):
         return True
     untouched = gain is None or bool((gain == gain.reshape(-1)[0]).all())
     return untouched and facts.gains.trained is False
