@@ -42,6 +42,14 @@ def test_one_idle_norm_among_others_is_worth_knowing() -> None:
     assert severities("PAR006", Whole(Block(used=False), Block(used=True)), X) == ["info"]
 
 
+def test_the_one_block_between_others_that_leaves_its_norm_out_is_a_warning() -> None:
+    def without(index: int, count: int) -> list[str]:
+        return severities("PAR006", Whole(*[Block(used=i != index) for i in range(count)]), X)
+
+    assert without(2, 6) == ["warning"]
+    assert without(0, 6) == without(5, 6) == without(1, 4) == ["info"]  # an end, and too few
+
+
 def test_the_only_norm_of_a_model_is_not_idle_by_design() -> None:
     assert severities("PAR006", nn.Sequential(Block(used=False)), X) == ["warning"]
 

@@ -118,6 +118,51 @@ def test_space_counts_as_well() -> None:
     assert severities("BNS006", model, torch.randn(2, 3, 8, 8), loader=loader(64, 2, 3, 8, 8)) == []
 
 
+class Standardized(nn.Module):
+    """Returns its loss: how far its norm is from standardizing each image alone, or all of them together."""
+
+    def __init__(self, *, alone: bool) -> None:
+        super().__init__()
+        self.first, self.norm, self.alone = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, momentum=None), alone
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.first(x)
+        axes, center = ((2, 3), None) if self.alone else ((0, 2, 3), self.norm.running_mean)
+        mean = y.mean(axes, keepdim=True) if center is None else center[:, None, None]
+        return {"loss": (self.norm(y) - (y - mean) / y.std((2, 3), keepdim=True)).square().mean()}
+
+
+def images(*, alone: bool) -> tuple[nn.Module, DataLoader[Any]]:
+    torch.manual_seed(0)
+    data = torch.randn(32, 3, 8, 8) + 2 * torch.randn(32, 3, 1, 1)
+    model = Standardized(alone=alone)
+    with torch.no_grad():
+        for image in data:
+            model(image[None])
+    return model.eval(), DataLoader(TensorDataset(data), batch_size=1)
+
+
+def evaluated(model: nn.Module, batches: Any) -> float:
+    with torch.no_grad():
+        return sum(float(model(b)["loss"]) for b in batches)
+
+
+def test_single_images_whose_loss_needs_their_own_statistics_are_a_warning() -> None:
+    model, data = images(alone=True)
+    (found,) = findings("BNS006", model, torch.randn(1, 3, 8, 8), loader=data, eval_fn=evaluated)
+    assert (str(found.severity), found.path) == ("warning", "norm")
+    assert found.counterfactual is not None
+    assert found.counterfactual["before"] > 2 * found.counterfactual["after"]
+    # a score that rises with the statistics of evaluation is no loss that falls with those of training
+    assert severities("BNS006", images(alone=False)[0], data.dataset[0][0][None], loader=data, eval_fn=evaluated) == []
+
+
+def test_single_images_without_a_loss_are_worth_knowing_where_the_model_trains() -> None:
+    image, data = torch.randn(1, 3, 8, 8), loader(32, 1, 3, 8, 8)
+    assert severities("BNS006", nn.Sequential(nn.BatchNorm2d(3)).eval(), image, loader=data) == []
+    assert severities("BNS006", nn.Sequential(nn.BatchNorm2d(3)), image, loader=data) == ["info"]
+
+
 def test_an_example_is_no_batch_of_training() -> None:
     assert "loader" in why_not("BNS006", net(), X[:4])
     assert severities("BNS006", net(), X[:4], train_step=step) == ["info"]

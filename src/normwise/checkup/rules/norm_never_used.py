@@ -3,7 +3,8 @@
 ## What it finds
 Norms that a run through their own block does not reach, in eval mode and in train mode: the module that holds them was
 called, everything else in it took part, they did not. A warning where several blocks of one class leave out the same
-norm, or where no norm runs at all; a single one is only worth knowing.
+norm, where no norm runs at all, or where one block between others leaves out what at least four of its siblings call
+(first and last blocks are often made otherwise on purpose); else a single one is only worth knowing.
 
 Not meant are norms in a part that the input could not reach: a tower without its pixels, cross-attention without its
 encoder (then its projections are idle as well), heads for training.
@@ -40,12 +41,14 @@ SEVERITY = Severity.WARNING
 EXPLAINS = ("PLC007",)
 
 SEVERAL = 2  # blocks that leave out the same norm
+SIBLINGS = 4  # that call it, for one block to be the odd one out
 
 ZH = """已注册却从未调用的归一化。
 
 ## 发现什么
 在 eval 和 train 模式下运行所属的块都没有到达的归一化：持有它的模块被调用了，其中其他部分都参与了计算，唯独它没有。
-当同一类的多个块都漏掉同一个归一化，或整个模型没有任何归一化运行时为警告；单独一个只作提示。
+当同一类的多个块都漏掉同一个归一化，整个模型没有任何归一化运行，或中间的某一块漏掉了至少四个同类块都调用的归一化时为警告
+（首块和末块常有意不同）；其余单独一个只作提示。
 
 不包括输入无法到达的部分中的归一化：没有像素输入的视觉塔、没有编码器的交叉注意力（其投影同样闲置）、仅用于训练的输出
 头。
@@ -71,23 +74,44 @@ def check(facts: Facts) -> Iterator[Finding]:
         roles[re.sub(r"\d+", "*", path)].append(path)
     for paths in roles.values():
         several = len(paths) >= SEVERAL or not facts.norm_calls.norms
+        siblings = 0 if several else _siblings(facts, paths[0])
         # the library's class, not the user's: what it registers for other configurations is its design
-        loud = several and facts.target.weights is not Weights.RANDOM
-        yield _finding(facts, paths, SEVERITY if loud else Severity.INFO)
+        loud = (several or siblings) and facts.target.weights is not Weights.RANDOM
+        yield _finding(facts, paths, siblings, SEVERITY if loud else Severity.INFO)
 
 
-def _finding(facts: Facts, paths: Sequence[str], severity: Severity) -> Finding:
+def _siblings(facts: Facts, path: str) -> int:
+    """Return how many blocks around the norm's own call theirs; 0 where they are few or its block is at an end."""
+    parts, idle_ones = path.split("."), set(facts.not_executed)
+    for place, part in enumerate(parts):
+        if not part.isdigit():
+            continue
+        before, after = (re.escape(".".join(p)) for p in ([*parts[:place], ""], ["", *parts[place + 1 :]]))
+        same = re.compile(rf"{before}(\d+){after}")
+        indices = [int(m[1]) for name in facts.modules if name not in idle_ones and (m := same.fullmatch(name))]
+        if len(indices) >= SIBLINGS and min(indices) < int(part) < max(indices):
+            return len(indices)
+    return 0
+
+
+def _finding(facts: Facts, paths: Sequence[str], siblings: int, severity: Severity) -> Finding:
     running = len(facts.norm_calls.norms)
+    en, zh = (f"; {siblings} siblings call theirs", f"；{siblings} 个同类调用了自己的") if siblings else ("", "")
     return Finding(
         path=paths[0],
         paths=tuple(paths),
         severity=severity,
         basis=Basis.PROOF,
         message=both(
-            f"{counted(len(paths), 'norm')} registered in blocks that run, but never called",
-            f"{len(paths)} 个归一化注册在运行的块中，却从未调用",
+            f"{counted(len(paths), 'norm')} registered in blocks that run, but never called{en}",
+            f"{len(paths)} 个归一化注册在运行的块中，却从未调用{zh}",
         ),
-        evidence={"norms": len(paths), "norm_calls_in_the_model": running, "modes_run": ["eval", "train"]},
+        evidence={
+            "norms": len(paths),
+            "siblings": siblings,
+            "norm_calls_in_the_model": running,
+            "modes_run": ["eval", "train"],
+        },
         fix=both(
             "Call the norm in forward where the block's definition puts it, or delete it.",
             "在 forward 中按块的定义调用该归一化，或删除它。",
