@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 import normwise as nw
 
@@ -188,3 +189,18 @@ def _rules() -> list[Any]:
     found = list(rules.all_rules().values())
     assert found
     return found
+
+
+HOOK_TABLES = [n for n, v in vars(torch_module).items() if n.startswith("_global_") and isinstance(v, dict)]
+
+
+def test_a_module_that_a_training_step_makes_leaves_no_hook_behind() -> None:
+    model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.Linear(HIDDEN, 1))
+
+    def train_step(model: nn.Module, x: Tensor) -> None:
+        late = nn.Linear(HIDDEN, HIDDEN)
+        model(late(x)).square().mean().backward()
+
+    before = {name: dict(getattr(torch_module, name)) for name in HOOK_TABLES}
+    nw.check(model, torch.randn(4, HIDDEN), train_step=train_step)
+    assert {name: dict(getattr(torch_module, name)) for name in HOOK_TABLES} == before

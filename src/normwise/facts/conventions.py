@@ -81,8 +81,8 @@ class Conventions:
     @property
     def kind(self) -> tuple[Kind, str] | None:
         """LAYER or RMS and what says so; None where nothing does, or parts of the model differ."""
-        said = [(Kind.RMS, s.key) for s in self.eps if s.kinds == frozenset({Kind.RMS})]
-        said += [(spec.kind, f"model_type {name}") for name, spec in self.families]
+        said = [(spec.kind, f"model_type {name}") for name, spec in self.families]
+        said += [(Kind.RMS, s.key) for s in self.eps if s.kinds == frozenset({Kind.RMS})]
         said = [(kind, why) for kind, why in said if kind in (Kind.LAYER, Kind.RMS)]
         return said[0] if len({kind for kind, _ in said}) == 1 else None
 

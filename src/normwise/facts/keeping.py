@@ -129,7 +129,8 @@ class _Keeper:
 
     def _module(self, module: nn.Module) -> None:
         try:
-            self.inner.enter_context(as_found(module, evaluate=None))
+            # the process is the outer guard's: this one begins while the hooks of ``kept`` are in place
+            self.inner.enter_context(as_found(module, evaluate=None, process=False))
             self.own(module)
         except Exception as error:  # its parameters cannot be listed or copied: nor can they be put back
             kind = type(module).__name__

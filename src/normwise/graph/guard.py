@@ -21,7 +21,9 @@ _DICTS = contents.DICTS
 
 
 @contextmanager
-def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()) -> Iterator[None]:
+def as_found(
+    model: nn.Module, *, evaluate: bool | None = True, inputs: Any = (), process: bool = True
+) -> Iterator[None]:
     """Run a block with the model in eval mode and undo everything the block changed.
 
     Restored: modes, attributes of every module, parameters' and buffers' identity, ``.grad``,
@@ -35,6 +37,7 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()
         model: the module to protect.
         evaluate: put it in eval mode (True), in train mode (False), or leave it (None).
         inputs: arguments of the model's calls, whose lists and dicts are protected as well.
+        process: the state of the process, too; False where a guard around this one sees to it.
     """
     modules = list(model.modules())
     modes = [m.training for m in modules]
@@ -42,11 +45,11 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()
     held = contents.Contents(modules, inputs)
     owned, kept = _tensors_of(modules, "_parameters"), _tensors_of(modules, "_buffers")
     buffers = [(b, _version(b), uncounted(b), b.detach().clone()) for b in _plain_tensors(kept)]
-    grads = [(p, p.grad, p.requires_grad) for p in owned]
+    grads = [(p, p.grad if p.is_leaf else None, p.requires_grad) for p in owned]
     gradients = (g for _, g, _ in grads if g is not None)
     tensors = _plain_tensors(chain(owned, kept, gradients))
     contained = [(t, t.detach()) for t in tensors if t.layout is torch.strided and not t.is_quantized]
-    process = Process()
+    around = Process() if process else None
     try:
         if evaluate is not None:
             with contextlib.suppress(NotImplementedError):  # an exported program has one mode
@@ -67,11 +70,12 @@ def as_found(model: nn.Module, *, evaluate: bool | None = True, inputs: Any = ()
                 with count_kept, torch.no_grad(), torch.inference_mode(buffer.is_inference()):
                     buffer.copy_(copy)
         for parameter, grad, requires in grads:
-            if parameter.grad is not grad:
+            if parameter.is_leaf and parameter.grad is not grad:
                 parameter.grad = grad
             if parameter.requires_grad != requires:
                 parameter.requires_grad_(requires)
-        process.restore()
+        if around is not None:
+            around.restore()
 
 
 def tensor_state(model: nn.Module) -> dict[str, int]:
