@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import normwise as nw
 from tests.checkup.rules.gain_models import WIDTH, X, chain, plain, stored, train
 from tests.checkup.rules.judging import findings, why_not
 
@@ -91,3 +92,52 @@ def test_gains_in_half_precision_that_steps_with_a_gradient_left_at_one_are_a_wa
         how["train_step"](model, X.bfloat16())
     (found,) = findings("PAR009", model, X.bfloat16(), optimizer=how["optimizer"])
     assert (found.severity, found.basis) == ("warning", "proof")
+
+
+class Twice(nn.Module):
+    """A generator and a critic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = (nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16)) for _ in "ab")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x))
+
+
+def of_parameters(model: nn.Module, *, matrices: bool, steps: int = 0, biases: bool = False) -> torch.optim.Optimizer:
+    gains = [m.weight for m in model.modules() if isinstance(m, nn.LayerNorm)]
+    given = [p for p in model.parameters() if (p.ndim > 1 and matrices) or (p.ndim == 1 and biases)]
+    optimizer = torch.optim.AdamW([p for p in given if not any(p is g for g in gains)], 1e-3)
+    for _ in range(steps):
+        model(torch.randn(4, 16)).square().mean().backward()
+        optimizer.step()
+    model.zero_grad()
+    return optimizer
+
+
+INPUT = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_gains_in_no_group_beside_matrices_that_are_trained_are_a_warning() -> None:
+    model = Twice()
+    for optimizer in (of_parameters(model, matrices=True, biases=True), of_parameters(model, matrices=True, steps=3)):
+        (found,) = findings("PAR009", model, INPUT, optimizer=optimizer)
+        assert (found.severity, found.basis, found.paths) == ("warning", "proof", ("one.1", "two.1"))
+        assert "no group" in found.message
+
+
+def test_an_optimizer_for_matrices_alone_may_have_another_beside_it() -> None:
+    model = Twice()
+    (found,) = findings("PAR009", model, INPUT, optimizer=of_parameters(model, matrices=True))
+    assert found.severity == "info"
+
+
+def test_frozen_gains_and_a_network_that_another_optimizer_trains_are_sound() -> None:
+    model = Twice()
+    optimizer = torch.optim.AdamW(model.one.parameters(), 1e-3)
+    assert "no group" not in str(nw.check(model, INPUT, optimizer=optimizer, select=["PAR009"]))
+    for norm in (model.one[1], model.two[1]):
+        norm.requires_grad_(False)
+    optimizer = of_parameters(model, matrices=True, biases=True)
+    assert "no group" not in str(nw.check(model, INPUT, optimizer=optimizer, select=["PAR009"]))

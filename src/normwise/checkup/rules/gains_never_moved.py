@@ -4,12 +4,15 @@
 A trained model in which most gains of its LayerNorms and RMSNorms are bit-exactly the neutral 1. With the checkpoint
 the finding says whether its keys are there and hold the same numbers (then nothing was lost in loading), else whether
 it has none. It is a warning only where the optimizer proves that an update was lost: a gain in half precision, with
-steps taken, a gradient in the optimizer's averages and a learning rate, that still is its initial value.
+steps taken, a gradient in the optimizer's averages and a learning rate, that still is its initial value; or gains that
+want gradients and are in no group of the optimizer, although the matrices beside them are. The latter is a warning
+where the optimizer has stepped and they still are 1, or where it trains other vectors (one for matrices alone has
+another beside it). Frozen gains, and parts that are missing with their matrices (adapters, two networks), are sound.
 
 ## Why it matters
-The same signature has three causes: norms trained without a gain and exported with ones (harmless), gains lost in
-loading (garbage), and gains in bfloat16, which at 1.0 move only by steps of 1/256 or 1/128: an AdamW step at usual
-rates is rounded away, every time.
+The same signature has four causes: norms that nothing trains, norms trained without a gain and exported with ones
+(harmless), gains lost in loading (garbage), and gains in bfloat16, which at 1.0 move only by steps of 1/256 or 1/128:
+an AdamW step at usual rates is rounded away, every time.
 
 ## How to fix it
 If the keys are there and equal, nothing. In half precision, train gains with float32 master weights, or store them
@@ -32,7 +35,7 @@ from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.gains import Gain
-from normwise.facts.optimizers import groups, states
+from normwise.facts.optimizers import groups, left_out, mixed, states
 from normwise.rendering import both
 from normwise.spec import Kind
 from normwise.targets import Target
@@ -48,11 +51,13 @@ ZH = """训练从未移动过的增益。
 ## 发现什么
 一个已训练的模型，其 LayerNorm 和 RMSNorm 的大多数增益逐位等于中性值 1。给出 checkpoint 时，会说明其中是否有这些键且
 数值相同（那么加载没有丢失任何东西），还是根本没有。只有优化器能证明更新丢失时才是警告：半精度的增益，优化器走过若干
-步、平均梯度不为零、学习率不为零，而增益仍是初始值。
+步、平均梯度不为零、学习率不为零，而增益仍是初始值；或需要梯度的增益不在优化器的任何组中，而旁边的矩阵都在。后者在优化器
+已走过若干步而增益仍为 1，或优化器也训练其他向量时为警告（只管矩阵的优化器旁边还有另一个）。冻结的增益，以及连同矩阵一起
+缺席的部分（适配器、两个网络）没有问题。
 
 ## 为什么重要
-同一现象有三种原因：训练时归一化没有增益、导出时写成 1（无害）；加载时丢失（输出是垃圾）；增益为 bfloat16，在 1.0 处
-只能以 1/256 或1/128 的步长移动，通常学习率下 AdamW 的每一步都被舍入掉。
+同一现象有四种原因：没有优化器训练它；训练时归一化没有增益、导出时写成 1（无害）；加载时丢失（输出是垃圾）；增益为
+bfloat16，在 1.0 处只能以 1/256 或 1/128 的步长移动，通常学习率下 AdamW 的每一步都被舍入掉。
 
 ## 如何修复
 若键存在且相等，则无需修复。半精度时，用 float32 主权重训练增益，或以 0 为中心存储（`1 + weight`），bfloat16 在那里
@@ -68,6 +73,10 @@ def check(facts: Facts) -> Iterator[Finding]:
     gains = facts.gains.of(Kind.LAYER, Kind.RMS)
     if not gains:
         return
+    absent = _absent(facts, gains)
+    if absent:
+        yield _in_no_group(facts, absent, len(gains))
+        return
     if not facts.gains.loaded and facts.gains.trained is not True:
         if facts.gains.trained is None:
             raise NotKnown(both("needs trained weights: pass checkpoint=...", "需要已训练的权重：传入 checkpoint=..."))
@@ -78,6 +87,38 @@ def check(facts: Facts) -> Iterator[Finding]:
         yield _lost_updates(lost, len(gains))
     elif len(still) >= max(SEVERAL, MOST * len(gains)):
         yield _unmoved(facts, still, len(gains))
+
+
+def _absent(facts: Facts, gains: Sequence[Gain]) -> list[Gain]:
+    optimizer = facts.target.optimizer
+    if optimizer is None:
+        return []
+    try:
+        names = set(left_out(facts.target.model, optimizer, [g.path for g in gains]))
+    except NotKnown:
+        return []
+    return [g for g in gains if g.path in names]
+
+
+def _in_no_group(facts: Facts, gains: Sequence[Gain], of: int) -> Finding:
+    still = sum(g.constant == 1 and len(g.effective) > 1 for g in gains)
+    # an optimizer for matrices alone has one for vectors beside it: then steps would have moved the gains
+    stuck = still == len(gains) and bool(states(facts.target.optimizer))
+    sure = stuck or mixed(facts.target.model, facts.target.optimizer)
+    return Finding(
+        paths=tuple(dict.fromkeys(g.site.row.path for g in gains)),
+        severity=SEVERITY if sure else Severity.INFO,
+        basis=Basis.PROOF,
+        message=both(
+            f"{len(gains)} of {counted(of, 'gain')} in no group of the optimizer; {still} still exactly 1",
+            f"{of} 个增益中有 {len(gains)} 个不在优化器的任何组中；{still} 个仍恰为 1",
+        ),
+        evidence={"gains": len(gains), "of": of, "optimizer": type(facts.target.optimizer).__name__},
+        fix=both(
+            "Add them as a group with weight_decay=0.0, or set requires_grad=False where they are meant to stay.",
+            "把它们作为 weight_decay=0.0 的一组加入；若有意不训练，则设 requires_grad=False。",
+        ),
+    )
 
 
 def _state(gain: Gain, optimizer: Any) -> Mapping[str, Any]:
