@@ -204,5 +204,5 @@ def test_a_module_that_a_training_step_makes_leaves_no_hook_behind() -> None:
 
     before = {name: dict(getattr(torch_module, name)) for name in HOOK_TABLES}
     target = nw.targets.target(model, torch.randn(4, HIDDEN), train_step=train_step)
-    assert Facts(target).training_step.error is None  # by itself: a check has one more guard around it
+    assert Facts(target).training_step.raised is None  # by itself: a check has one more guard around it
     assert {name: dict(getattr(torch_module, name)) for name in HOOK_TABLES} == before
