@@ -206,6 +206,21 @@ def test_the_ends_of_torchs_transformer_are_norms_of_norms_and_only_worth_knowin
     assert {str(f.severity) for f in found} == {"info"}
 
 
+def test_one_pattern_in_all_blocks_is_one_finding() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.mlp = nn.RMSNorm(H), nn.RMSNorm(H), nn.Linear(H, H)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k = (nn.functional.normalize(n(self.mlp(x)), dim=-1) for n in (self.q, self.k))
+            return x + self.mlp(q * k)
+
+    (found,) = double(nn.Sequential(*(Block() for _ in range(4))), X)
+    assert {"0", "0.q", "0.k", "3.k"} <= set(found.paths)
+    assert "as in 7 more" in found.message
+
+
 def test_a_sandwich_and_an_embedding_norm_that_the_stream_carries_on_are_none() -> None:
     class Sandwich(nn.Module):
         def __init__(self) -> None:

@@ -50,6 +50,25 @@ def test_the_one_block_between_others_that_leaves_its_norm_out_is_a_warning() ->
     assert without(0, 6) == without(5, 6) == without(1, 4) == ["info"]  # an end, and too few
 
 
+def test_a_norm_built_in_forward_has_no_gain_to_train() -> None:
+    class Anew(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.LayerNorm(8)(x)
+
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("ones", torch.ones(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.layer_norm(x, (8,), self.get_buffer("ones"))
+
+    (found,) = findings("PAR006", nn.Sequential(nn.Linear(8, 8), Anew()), X)
+    assert (found.severity, found.basis, found.path) == ("info", "proof", "1")
+    for sound in (Held(), nn.LayerNorm(8), nn.LayerNorm(8, elementwise_affine=False)):
+        assert findings("PAR006", nn.Sequential(nn.Linear(8, 8), sound), X) == []
+
+
 def test_the_only_norm_of_a_model_is_not_idle_by_design() -> None:
     assert severities("PAR006", nn.Sequential(Block(used=False)), X) == ["warning"]
 

@@ -3,8 +3,8 @@
 ## What it finds
 Two norms over the same axes in series, where only the second reads the first: no sublayer, no add and no other reader
 stands between. The usual place is the end of a post-norm stack, whose last block ends in a norm of its own, under a
-final norm. Never more than worth knowing: `torch.nn.Transformer` ships it. A norm before *and* after a sublayer
-(sandwich) is not this, nor is an embedding norm that the stream carries on.
+final norm; the same place in all blocks is one finding. Never more than worth knowing: `torch.nn.Transformer` ships it.
+A norm before *and* after a sublayer (sandwich) is not this, nor is an embedding norm that the stream carries on.
 
 ## Why it matters
 The statistics of the second norm undo the scale (and in a LayerNorm the mean) of the first, so the first gain is only
@@ -22,7 +22,8 @@ https://github.com/facebookresearch/detr/issues/94.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -42,7 +43,7 @@ ZH = """归一化之后紧接着又一次归一化，中间只有增益和偏移
 
 ## 发现什么
 同一轴上的两个归一化串联，且第一个只被第二个读取：中间没有子层、没有相加、也没有别的读取者。
-常见位置是后置归一化堆叠的末端：最后一块自己以归一化结束，外面还有一个最终归一化。
+常见位置是后置归一化堆叠的末端：最后一块自己以归一化结束，外面还有一个最终归一化。各块的同一位置合为一条。
 只作提示：`torch.nn.Transformer` 自带如此。
 子层前后各一个归一化（三明治）不是这种情况，残差流继续携带的嵌入归一化也不是。
 
@@ -63,20 +64,22 @@ SEVERITY = Severity.INFO
 
 # what may stand between two norms in series: the same numbers moved or cast
 _BETWEEN = ops.VIEW | ops.DROPOUT
+_SHOWN = 26  # characters of a path's end, so that two fit into a line
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Report pairs of norms in series, grouped by the pair of modules."""
+    """Report pairs of norms in series, grouped by the place of the second with numbers left out."""
     outputs = {n.output: n for n in facts.norm_calls.norms}
-    seen: set[tuple[str, str]] = set()
+    pairs: dict[str, dict[tuple[str, str], tuple[NormCall, NormCall]]] = {}
     for norm in facts.norm_calls.norms:
         first = _before(facts, norm, outputs)
         if first is None:
             continue
         paths = (facts.graph.calls[first.call].path, facts.graph.calls[norm.call].path)
-        if paths not in seen:
-            seen.add(paths)
-            yield _finding(facts, first, norm, paths)
+        role = re.sub(r"\d+", "*", paths[1])
+        pairs.setdefault(role, {}).setdefault(paths, (first, norm))
+    for alike in pairs.values():
+        yield _finding(facts, alike)
 
 
 def _before(facts: Facts, norm: NormCall, outputs: dict[int, NormCall]) -> NormCall | None:
@@ -106,20 +109,23 @@ def _alike(a: NormCall, b: NormCall) -> bool:
     return plain and (a.spec.scope, a.spec.axes, a.spec.groups) == (b.spec.scope, b.spec.axes, b.spec.groups)
 
 
-def _finding(facts: Facts, first: NormCall, second: NormCall, paths: tuple[str, str]) -> Finding:
-    evidence: dict[str, object] = {"first": paths[0], "second": paths[1], "norms": 2}
+def _finding(facts: Facts, alike: Mapping[tuple[str, str], tuple[NormCall, NormCall]]) -> Finding:
+    paths, (first, second) = next(iter(alike.items()))
+    norms = tuple(dict.fromkeys(p for pair in alike for p in reversed(pair)))
+    evidence: dict[str, object] = {"first": paths[0], "second": paths[1], "norms": 2 * len(alike)}
     try:
         base = facts.runs.base
         evidence["change_by_second"] = relative(base.of(second.output), base.of(first.output))
     except NotKnown:
         pass
-    a, b = (p[-36:] or "the model" for p in paths)
+    a, b = (p[-_SHOWN:] or "the model" for p in paths)
+    en, zh = (f", as in {len(alike) - 1} more", f"，另有 {len(alike) - 1} 处") if len(alike) > 1 else ("", "")
     return Finding(
         path=paths[1],
-        paths=(paths[1], paths[0]),
+        paths=norms,
         severity=SEVERITY,
         basis=Basis.PATTERN,
-        message=both(f"{b} normalizes the output of {a} again", f"{b} 对 {a} 的输出又做一次归一化"),
+        message=both(f"{b} normalizes the output of {a} again{en}", f"{b} 对 {a} 的输出又做一次归一化{zh}"),
         evidence=evidence,
         fix=both(
             "In a new model leave one of the two out (norm=None for post-norm blocks); keep both in a trained one.",

@@ -6,6 +6,9 @@ called, everything else in it took part, they did not. A warning where several b
 norm, where no norm runs at all, or where one block between others leaves out what at least four of its siblings call
 (first and last blocks are often made otherwise on purpose); else a single one is only worth knowing.
 
+A norm that is built in `forward` itself (`nn.LayerNorm(d)(x)`) is worth knowing too: its gain is made of ones in every
+pass, depends on no parameter, and is in no `state_dict`.
+
 Not meant are norms in a part that the input could not reach: a tower without its pixels, cross-attention without its
 encoder (then its projections are idle as well), heads for training.
 
@@ -33,6 +36,8 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.facts import Facts, idle
+from normwise.facts.calls import NormCall
+from normwise.graph import ValueKind
 from normwise.rendering import both
 from normwise.targets import Target, Weights
 
@@ -42,6 +47,9 @@ EXPLAINS = ("PLC007",)
 
 SEVERAL = 2  # blocks that leave out the same norm
 SIBLINGS = 4  # that call it, for one block to be the odd one out
+# fused norms that take their gain after the input, and what makes one of a number
+_GAIN_SECOND = frozenset({"layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "rms_norm"})
+_FILLS = frozenset({"ones", "full", "fill", "ones_like", "full_like"})
 
 ZH = """已注册却从未调用的归一化。
 
@@ -49,6 +57,9 @@ ZH = """已注册却从未调用的归一化。
 在 eval 和 train 模式下运行所属的块都没有到达的归一化：持有它的模块被调用了，其中其他部分都参与了计算，唯独它没有。
 当同一类的多个块都漏掉同一个归一化，整个模型没有任何归一化运行，或中间的某一块漏掉了至少四个同类块都调用的归一化时为警告
 （首块和末块常有意不同）；其余单独一个只作提示。
+
+在 `forward` 中临时构建的归一化（`nn.LayerNorm(d)(x)`）也值得知道：它的增益在每次运行中都由 1 构成，不依赖任何参数，也不在
+`state_dict` 中。
 
 不包括输入无法到达的部分中的归一化：没有像素输入的视觉塔、没有编码器的交叉注意力（其投影同样闲置）、仅用于训练的输出
 头。
@@ -68,6 +79,7 @@ DeepNorm 层）；https://github.com/InternLM/InternLM-XComposer/issues/296（�
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report norms that their own blocks leave out."""
+    yield from _made_anew(facts)
     unused = idle.left_out(facts)
     roles: dict[str, list[str]] = defaultdict(list)
     for path in unused:
@@ -78,6 +90,37 @@ def check(facts: Facts) -> Iterator[Finding]:
         # the library's class, not the user's: what it registers for other configurations is its design
         loud = (several or siblings) and facts.target.weights is not Weights.RANDOM
         yield _finding(facts, paths, siblings, SEVERITY if loud else Severity.INFO)
+
+
+def _made_anew(facts: Facts) -> Iterator[Finding]:
+    """Report norms whose gain the run makes of a number: no parameter, buffer or input is in it."""
+    anew = [n for n in facts.norm_calls.norms if n.weight is None and _filled(facts, n)]
+    if anew:
+        yield Finding(
+            paths=tuple(dict.fromkeys(facts.graph.calls[n.call].path for n in anew)),
+            severity=Severity.INFO,
+            basis=Basis.PROOF,
+            message=both(
+                f"{counted(len(anew), 'norm')} built in forward: a new gain of ones in every pass, no parameter",
+                f"{len(anew)} 个归一化在 forward 中构建：每次运行都是新的全 1 增益，没有参数",
+            ),
+            evidence={"norms": len(anew), "norm_calls_in_the_model": len(facts.norm_calls.norms)},
+            fix=both(
+                "Build the norm in __init__ and call it in forward, or give it no gain (elementwise_affine=False).",
+                "在 __init__ 中构建归一化并在 forward 中调用，或不给它增益（elementwise_affine=False）。",
+            ),
+        )
+
+
+def _filled(facts: Facts, call: NormCall) -> bool:
+    """Whether a fused norm's gain comes out of ``torch.ones`` or a fill within the run."""
+    if call.op.short not in _GAIN_SECOND or len(call.op.inputs) < 2:
+        return False
+    made = facts.graph.producer(call.op.inputs[1])
+    if made is None or made.short not in _FILLS:
+        return False
+    # what is filled in place must be of the run: a parameter or buffer stays one
+    return all(facts.graph.values[v].kind is ValueKind.OP for v in made.inputs)
 
 
 def _siblings(facts: Facts, path: str) -> int:
