@@ -36,6 +36,7 @@ EVIDENCE_ZH = {
     "logit_scale_relative_to_unit_rms": "logits 的尺度（相对于单位均方根）",
     "logit_standard_deviation": "logits 的标准差",
     "loss on the given data": "给定数据上的损失",
+    "loss of single samples with the running statistics": "逐个样本、用运行统计量时的损失",
     "median_token_gradient_output_over_smallest": "中位词元的梯度：输出端与最小处之比",
     "ops on data that run in float32 from here on": "由此往后以 float32 运行的操作",
     "output against the biased variance": "输出与有偏方差所得之比",
