@@ -18,6 +18,7 @@ __all__ = ["Replayer", "op_function", "program"]
 T = TypeVar("T")
 # a norm's region has a few dozen ops; more means the walk left it
 _LIMIT = 400
+_LEFT = both("the replay left the norm", "重放走出了该归一化")
 
 
 def op_function(op: Op) -> Any:
@@ -98,7 +99,10 @@ class Replayer:
         memo = {**self._assumed, **given}
         self._device = next((t.device for t in given.values()), torch.device("cpu"))
         with torch.enable_grad() if grad else torch.inference_mode():
-            return self._value(value, memo, [0])
+            try:
+                return self._value(value, memo, [0])
+            except RecursionError:
+                raise NotKnown(_LEFT) from None
 
     def _value(self, value: int, memo: dict[int, torch.Tensor], count: list[int]) -> torch.Tensor:
         if value not in memo:
@@ -133,7 +137,7 @@ class Replayer:
             raise NotKnown(
                 both("the replay cannot follow a write through another view", "重放无法跟踪经另一视图的写入")
                 if op.name == ALIAS
-                else both("the replay left the norm", "重放走出了该归一化")
+                else _LEFT
             )
         if op.id in self._opened:
             memo[op.outputs[0]] = self._value(op.inputs[0], memo, count)

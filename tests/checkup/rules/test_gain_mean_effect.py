@@ -126,3 +126,24 @@ def test_a_computed_scale_of_zero_silences_what_has_no_way_around(
     model: nn.Module, condition: Tensor, expected: list[str]
 ) -> None:
     assert [str(f.severity) for f in findings("PAR010", model, TOKENS, condition)] == expected
+
+
+class KeyScale(nn.Module):
+    """Attention whose keys are normalized and scaled by one learned number a head."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.scale = nn.Parameter(torch.full((2,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, -1)) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        q, k = (t / t.norm(dim=-1, keepdim=True).clamp_min(1e-6) for t in (q, k))
+        k = k * self.scale[None, None, :, None]
+        attended = nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)))
+        return x + attended.transpose(1, 2).flatten(2)
+
+
+def test_keys_scaled_by_0_start_a_uniform_attention() -> None:
+    tokens = torch.randn(2, 5, WIDTH)
+    assert findings("PAR010", nn.Sequential(KeyScale(0.0), KeyScale(0.0), nn.LayerNorm(WIDTH)), tokens) == []

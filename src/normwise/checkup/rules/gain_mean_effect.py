@@ -46,8 +46,9 @@ CODE = "PAR010"
 SEVERITY = Severity.WARNING
 EXPLAINS = ("CKP006",)
 
-# Everything passes through these; elsewhere a gain of 0 is a branch that starts closed.
-ONLY_PATH = frozenset({Place.FINAL, Place.HEAD, Place.EMBEDDING, Place.STEM, Place.POST, Place.QK})
+# Everything passes through these. Elsewhere a gain of 0 is a branch that starts closed, or, on queries and keys, an
+# attention that starts uniform: Zaya's learned scale of the keys begins at 0.
+ONLY_PATH = frozenset({Place.FINAL, Place.HEAD, Place.EMBEDDING, Place.STEM, Place.POST})
 # Fresh gains drawn around 1, as N(1, 0.02), give effective gains around 2 with that spread.
 SPREAD = 0.1
 # With this share of all gains at 0 nothing was closed on purpose.
