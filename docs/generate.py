@@ -84,6 +84,12 @@ def _help(name: str, command: click.Command) -> str:
     return command.get_help(context)
 
 
+QUESTIONS = {
+    "en": "Numbers of questions on the pages are those of [the seventy questions](../questions.md).",
+    "zh": "页面上的问题编号见[七十个问题](../questions.zh-CN.md)。",
+}
+
+
 def rule_pages(lang: str) -> dict[str, str]:
     """Return the page of every rule by the name of its file, and the index as README, in one language."""
     suffix, title, header, _ = RULE_PAGES[lang]
@@ -96,7 +102,8 @@ def rule_pages(lang: str) -> dict[str, str]:
         f"| [{part.CODE}]({part.CODE}{suffix}) | {name} | {part.SEVERITY} | {page_title(part, lang)} |"
         for name, part in parts
     )
-    return {f"README{suffix}": f"{_twins('README')}\n\n# {title}\n\n{header}\n|---|---|---|---|\n{rows}\n", **pages}
+    index = f"{_twins('README')}\n\n# {title}\n\n{QUESTIONS[lang]}\n\n{header}\n|---|---|---|---|\n{rows}\n"
+    return {f"README{suffix}": index, **pages}
 
 
 def _twins(stem: str) -> str:
