@@ -115,9 +115,7 @@ def _judged(facts: Facts, index: int, rates: schedule.Schedule, update: float) -
     medians = [r.grad_median * r.residual_rms for r in rows if r.grad_median and r.residual_rms]
     cosine = rows[-1].token_cosine if rows else None
     if len(medians) < len(rows) or cosine is None:
-        raise NotKnown(
-            both("needs a stream of tokens [B, T, H] and its gradient", "需要 [B, T, H] 的词元流及其梯度")
-        )
+        raise NotKnown(both("needs a stream of tokens [B, T, H] and its gradient", "需要 [B, T, H] 的词元流及其梯度"))
     fall, share = medians[-1] / min(medians), max(r.grad_first_share or 0.0 for r in rows)
     if fall < FALL or (cosine < COLLAPSED and share < SHARE):
         return None

@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.checkup.rules._examples import Float32RMSNorm
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
@@ -189,21 +190,10 @@ def _unmoved(facts: Facts, gains: Sequence[Gain], of: int) -> Finding:
     )
 
 
-class _Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(16))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x.float()
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
-        return (self.weight.float() * y).to(x.dtype)
-
-
 def _target(*, rate: float) -> Target:
     """Return a model trained for three steps in bfloat16."""
     random = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 16), _Norm(), nn.Linear(16, 16))
+    model = nn.Sequential(nn.Linear(16, 16), Float32RMSNorm(), nn.Linear(16, 16))
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, 0.0, 0.2, generator=random)

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.checkup.rules._examples import PreNormBlock
 from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.records import StackKind
@@ -134,18 +135,9 @@ def _ablated(facts: Facts, index: int, idle: list[int]) -> Finding | None:
     )
 
 
-class _Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.mlp = nn.LayerNorm(8), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.mlp(self.norm(x))
-
-
 def _target(*, factor: float) -> Target:
     torch.manual_seed(0)
-    model = nn.Sequential(*(_Block() for _ in range(5)), nn.LayerNorm(8))
+    model = nn.Sequential(*(PreNormBlock() for _ in range(5)), nn.LayerNorm(8))
     with torch.no_grad():
         for i in (3, 4):
             for p in model[i].mlp.parameters():  # type: ignore[union-attr,operator]

@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.checkup.rules._examples import PreNormBlock
 from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.records import ProfileRow, StackKind
@@ -111,18 +112,9 @@ def _finding(largest: tuple[float, ProfileRow, ProfileRow], rows: list[ProfileRo
     )
 
 
-class _Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.mlp = nn.LayerNorm(8), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.mlp(self.norm(x))
-
-
 def _target(*, factor: float) -> Target:
     torch.manual_seed(0)
-    model = nn.Sequential(*(_Block() for _ in range(4)), nn.LayerNorm(8))
+    model = nn.Sequential(*(PreNormBlock() for _ in range(4)), nn.LayerNorm(8))
     with torch.no_grad():
         model[2].mlp.weight.mul_(factor)  # type: ignore[union-attr,operator]
     return Target(model=model, args=(torch.randn(2, 3, 8),))

@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.checkup.rules._examples import Float32RMSNorm
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts, gain_steps
@@ -103,20 +104,9 @@ def _finding(lost: Sequence[gain_steps.Step], of: int) -> Finding:
     )
 
 
-class _Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(16))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x.float()
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
-        return (self.weight.float() * y).to(x.dtype)
-
-
 def _target(dtype: torch.dtype) -> Target:
     random = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 16), _Norm(), nn.Linear(16, 16)).to(dtype)
+    model = nn.Sequential(nn.Linear(16, 16), Float32RMSNorm(), nn.Linear(16, 16)).to(dtype)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def train_step(trained: nn.Module, x: torch.Tensor) -> None:
