@@ -206,7 +206,7 @@ INDEX = {"en": "docs/rules/README.md", "zh": "docs/rules/README.zh-CN.md"}
 @pytest.mark.parametrize("lang", INDEX)
 def test_the_index_lists_every_rule_with_its_own_words(lang: str) -> None:
     suffix = INDEX[lang].partition("README")[2]
-    assert page(INDEX[lang]).splitlines()[6:] == [
+    assert [line for line in page(INDEX[lang]).splitlines() if line.startswith("| [")] == [
         f"| [{part.CODE}]({part.CODE}{suffix}) | {name} | {part.SEVERITY} | {page_title(part, lang)} |"
         for name, part in RULES
     ]
