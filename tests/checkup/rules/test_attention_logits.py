@@ -82,10 +82,11 @@ class Cosine(nn.Module):
         (math.sqrt(D), 1 / math.sqrt(D), []),
         (1.0, math.sqrt(D), []),
         (1.0, 10.0, []),
+        (math.sqrt(D), 5.473 / math.sqrt(D), []),
         (math.sqrt(D), 1.0, ["warning"]),
         (1.0, 1 / math.sqrt(D), ["warning"]),
     ],
-    ids=["rms", "unit", "fixed temperature", "1/sqrt(d) forgotten", "1/sqrt(d) left in place"],
+    ids=["rms", "unit", "fixed temperature", "Muse Spark", "1/sqrt(d) forgotten", "1/sqrt(d) left in place"],
 )
 def test_the_scale_must_go_with_the_norm(length: float, scale: float, expected: list[str]) -> None:
     torch.manual_seed(0)
