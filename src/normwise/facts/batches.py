@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from normwise.errors import NotKnown
+from normwise.facts import needs
 from normwise.facts.trials import said
 from normwise.graph.capture import tensors_in
 from normwise.rendering import both
@@ -66,7 +67,7 @@ def read(facts: Facts) -> Batches:
     """
     loader = facts.target.loader
     if loader is None:
-        raise NotKnown(both("needs the data: pass loader=...", "需要数据：传入 loader=..."))
+        raise NotKnown(needs.LOADER)
     if not hasattr(loader, "__iter__") or isinstance(loader, torch.Tensor | str | bytes):
         raise NotKnown(both("the loader cannot be iterated", "loader 不可迭代"))
     if hasattr(loader, "__next__"):

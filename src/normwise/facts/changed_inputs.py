@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from normwise.facts.masks import mask_like
 from normwise.targets import inputs
 from normwise.targets.target import Target
 
@@ -61,5 +62,5 @@ def is_mask(tensor: torch.Tensor) -> bool:
     if tensor.dtype is torch.bool:
         return True
     if tensor.is_floating_point():
-        return bool(((tensor == 0) | (tensor == 1) | (tensor <= -1e3)).all())
+        return mask_like(tensor)
     return bool(((tensor == 0) | (tensor == 1)).all())

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from normwise.errors import NotKnown
+from normwise.facts.outcomes import outputs_of
 from normwise.facts.records import Place
 from normwise.facts.repairs import effect
-from normwise.facts.rewiring import closed, output_of, reference_output, relative
+from normwise.facts.rewiring import closed, reference_output, relative
 from normwise.facts.state_dicts import best_prefix, held_by, load_info, pattern, tensors_of
 from normwise.rendering import both
 from normwise.spec import Gate, Modulation, NormSpec, Scope, Weight
@@ -98,7 +99,7 @@ def repaired(facts: Facts, stack: int, found: Lost | None) -> dict[str, Any]:
         spec = dataclasses.replace(spec, weight_offset=0.0, offset_in_weight_dtype=False, weight_on_input=False)
     spec = dataclasses.replace(spec, weight=stored, bias=bias is not None)
     run = closed(facts, end, spec, weight, bias)
-    before, after = output_of(facts.runs.base), output_of(run)
+    before, after = outputs_of(facts.runs.base)[0], outputs_of(run)[0]
     change = both("a norm like the blocks' put on the end of the stream", "在残差流末端加上与各块同类的归一化")
     if facts.target.reference is not None:
         try:

@@ -41,6 +41,7 @@ from normwise.facts import (
 from normwise.facts.backward import Backward
 from normwise.facts.flow import Flow
 from normwise.facts.gains import Gains
+from normwise.facts.masks import mask_like
 from normwise.facts.oversized import Driven, Oversized
 from normwise.facts.plain import plain
 from normwise.facts.ranges import Ranges
@@ -358,10 +359,6 @@ def _is_mask(tensor: torch.Tensor) -> bool:
     ):
         return False
     flat = tensor.detach().flatten()
-    if not _mask_like(flat[:256]):  # an image says so in its first pixels
+    if not mask_like(flat[:256]):  # an image says so in its first pixels
         return False
-    return _mask_like(flat) and len(flat.unique()) <= 3
-
-
-def _mask_like(values: torch.Tensor) -> bool:
-    return bool(((values == 0) | (values == 1) | (values <= -1e3)).all())
+    return mask_like(flat) and len(flat.unique()) <= 3

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from normwise.errors import NotKnown
 from normwise.facts.gains import Gain
-from normwise.facts.trials import said
+from normwise.facts.trials import completed
 from normwise.rendering import both
 
 if TYPE_CHECKING:
@@ -69,10 +69,7 @@ def watched(facts: Facts, gains: Sequence[Gain]) -> tuple[Step, ...]:
     finally:
         for handle in handles:
             handle.remove()
-    if trial.raised is not None:
-        why = said(trial.raised)
-        raise NotKnown(both(f"the training step raised: {why}", f"训练步骤抛出异常：{why}"))
-    if not trial.steps:
+    if not completed(trial).steps:
         raise NotKnown(both("needs a train_step that steps its optimizer", "需要会执行优化器 step 的 train_step"))
     return tuple(steps)
 

@@ -8,9 +8,14 @@ import torch
 
 from normwise.facts.flow import Flow
 
-__all__ = ["masks_behind", "nothing_masked"]
+__all__ = ["mask_like", "masks_behind", "nothing_masked"]
 
 _CONE = 80
+
+
+def mask_like(values: torch.Tensor) -> bool:
+    """Whether floating-point numbers are nothing but 0, 1 and what hides a score: -1e3 or less."""
+    return bool(((values == 0) | (values == 1) | (values <= -1e3)).all())
 
 
 def masks_behind(flow: Flow, members: Iterable[int]) -> frozenset[int]:

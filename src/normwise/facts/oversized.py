@@ -17,7 +17,7 @@ from normwise.facts.logits import ENTROPY, HEADS, SPREAD, again
 from normwise.facts.repairs import respecified
 from normwise.facts.runs import Run
 from normwise.spec import Kind
-from normwise.targets.target import InputsFrom, Weights
+from normwise.targets.target import InputsFrom
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -78,7 +78,7 @@ def _far_above(gains: list[Gain]) -> Iterator[Oversized]:
 def driven(facts: Facts) -> Mapping[int, Driven]:
     """Return by op the attentions without a norm on queries and keys that an oversized gain alone saturates."""
     target = facts.target
-    if target.weights not in (Weights.GIVEN, Weights.REAL) or target.inputs_from is InputsFrom.NONE:
+    if not target.weights.magnitudes_count or target.inputs_from is InputsFrom.NONE:
         return {}
     try:
         largest = sorted(facts.oversized, key=lambda o: -o.times)[:_TRIED]

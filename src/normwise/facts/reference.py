@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from normwise.errors import NormwiseError, NotKnown
+from normwise.facts import needs
 from normwise.facts.calls import NormCall
 from normwise.facts.outcomes import MATTERS, apart, outputs_of
 from normwise.facts.runs import Run
@@ -24,7 +25,7 @@ from normwise.facts.state_dicts import same
 from normwise.graph import Graph, Op, ValueKind
 from normwise.rendering import both
 from normwise.targets.inputs import map_tensors
-from normwise.targets.target import InputsFrom, Target, Weights
+from normwise.targets.target import InputsFrom, Target
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -261,8 +262,8 @@ def _examined(facts: Facts) -> Facts:
     if not isinstance(reference, nn.Module):
         name = type(reference).__name__
         raise NotKnown(both(f"reference is a {name}, not a module", f"reference 是 {name}，不是模块"))
-    if facts.target.weights in (Weights.RANDOM, Weights.FAKE):
-        raise NotKnown(both("needs real weights: the model's are not", "需要真实的权重：模型的权重不是"))
+    if not facts.target.weights.magnitudes_count:
+        raise NotKnown(needs.REAL_WEIGHTS)
     facts.runs.base  # noqa: B018 - nothing is compared without it
     facts.spend()
     try:

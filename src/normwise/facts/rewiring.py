@@ -19,7 +19,7 @@ from normwise.spec import NormSpec, reference
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
 
-__all__ = ["Rewire", "closed", "operands", "output_of", "reference_output", "relative", "rewired", "rms"]
+__all__ = ["Rewire", "closed", "operands", "reference_output", "relative", "rewired", "rms"]
 
 Rewire = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Makes a residual add's result from its skip and its branch."""
@@ -90,18 +90,6 @@ def closed(
         return reference(spec, stream, weight, bias).to(stream)
 
     return facts.runs.altered({end: normed}, {end})
-
-
-def output_of(run: Run) -> torch.Tensor:
-    """Return the first floating output of a run.
-
-    Raises:
-        NotKnown: there is none.
-    """
-    for value in run.graph.outputs:
-        if run.graph.values[value].floating:
-            return run.of(value)
-    raise NotKnown(both("the model returns no floating-point tensor", "模型不返回浮点张量"))
 
 
 def reference_output(facts: Facts) -> torch.Tensor:

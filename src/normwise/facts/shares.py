@@ -14,7 +14,6 @@ from normwise.facts.sites import Site
 from normwise.rendering import both
 from normwise.spec import NormSpec, Statistic
 from normwise.spec.definition import eps_of
-from normwise.targets.target import Weights
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -39,7 +38,7 @@ def need_true_weights(facts: Facts) -> None:
     Raises:
         NotKnown: the weights are random or hold no numbers.
     """
-    if facts.target.weights in (Weights.RANDOM, Weights.FAKE):
+    if not facts.target.weights.magnitudes_count:
         raise NotKnown(
             both(
                 "needs true weights: sizes in a model built small with random ones say nothing",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from normwise.errors import NotKnown
-from normwise.facts.trials import said
+from normwise.facts.trials import completed
 from normwise.rendering import both
 
 if TYPE_CHECKING:
@@ -43,10 +43,7 @@ def watched(facts: Facts) -> Gradients:
             handle.remove()
             if before is None:
                 parameter._backward_hooks = None
-    if trial.raised is not None:
-        raise NotKnown(
-            both(f"train_step raised {said(trial.raised)}", f"train_step 抛出异常 {said(trial.raised)}")
-        ) from trial.raised
+    completed(trial)
     if not seen:
         raise NotKnown(both("train_step brings no gradient to the model", "train_step 没有给模型带来梯度"))
     return seen

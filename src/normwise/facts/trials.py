@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from normwise.errors import NormwiseError, NotKnown
+from normwise.facts import needs
 from normwise.facts.keeping import kept
 from normwise.facts.watching import Change, NormEvent, Watch
 from normwise.graph.trace import eager
@@ -24,7 +25,7 @@ from normwise.targets.target import InputsFrom, Weights
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
 
-__all__ = ["Trial", "Trials"]
+__all__ = ["Trial", "Trials", "completed", "said"]
 
 Prepare = Callable[[nn.Module], object]
 
@@ -93,7 +94,7 @@ class Trials:
         target = self.facts.target
         step = target.train_step
         if step is None:
-            raise NotKnown(both("needs a training step: pass train_step=...", "需要训练步骤：传入 train_step=..."))
+            raise NotKnown(needs.TRAIN_STEP)
         self._runnable(inputs=True)
         self.facts.spend(forward=1, backward=1, repair=repair)
         args, kwargs = fresh((target.args, dict(target.kwargs)))
@@ -237,6 +238,18 @@ def fresh(inputs: Any) -> Any:
         return item.detach().clone().requires_grad_(item.requires_grad)
 
     return _pytree.tree_map(copied, inputs)
+
+
+def completed(trial: Trial) -> Trial:
+    """Return a trial of ``train_step`` that ran to its end.
+
+    Raises:
+        NotKnown: the user's code raised.
+    """
+    if trial.raised is not None:
+        why = said(trial.raised)
+        raise NotKnown(both(f"train_step raised {why}", f"train_step 抛出异常 {why}")) from trial.raised
+    return trial
 
 
 def said(error: BaseException) -> str:

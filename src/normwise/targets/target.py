@@ -30,6 +30,11 @@ class Weights(StrEnum):
     RANDOM = "random"  # structure only: built small from a configuration
     FAKE = "fake"  # no storage at all (FakeTensor, meta)
 
+    @property
+    def magnitudes_count(self) -> bool:
+        """Whether numbers are worth judging: not where weights were drawn for a map, or hold no storage."""
+        return self in (Weights.GIVEN, Weights.REAL)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:

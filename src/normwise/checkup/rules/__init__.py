@@ -84,7 +84,7 @@ from normwise.checkup.rules import zero_scale_channels as zero_scale_channels
 
 __all__ = ["all_rules"]
 
-_NEEDS = ("CODE", "SEVERITY", "check", "bad", "good")
+_NEEDS = ("ZH", "CODE", "SEVERITY", "check", "bad", "good")
 
 
 def all_rules() -> dict[str, ModuleType]:

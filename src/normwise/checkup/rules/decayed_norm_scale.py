@@ -39,7 +39,7 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
-from normwise.facts import Facts
+from normwise.facts import Facts, needs
 from normwise.facts.optimizers import groups
 from normwise.facts.repairs import effect
 from normwise.facts.sites import Site
@@ -97,7 +97,7 @@ class Group:
 def check(facts: Facts) -> Iterator[Finding]:
     """Report every gain with a neutral value of 1 that the optimizer decays."""
     if facts.target.optimizer is None:
-        raise NotKnown(both("needs the optimizer: pass optimizer=...", "需要优化器：传入 optimizer=..."))
+        raise NotKnown(needs.OPTIMIZER)
     _belongs(facts)
     decaying = _decaying(facts.target.optimizer)
     parameters = facts.parameters

@@ -31,7 +31,7 @@ from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NotKnown
-from normwise.facts import Facts, schedule
+from normwise.facts import Facts, needs, schedule
 from normwise.facts.freshness import untrained
 from normwise.facts.optimizers import groups
 from normwise.facts.profile import token_cosine
@@ -87,7 +87,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         return
     optimizer = facts.target.optimizer
     if optimizer is None:
-        raise NotKnown(both("needs the optimizer: pass optimizer=...", "需要优化器：传入 optimizer=..."))
+        raise NotKnown(needs.OPTIMIZER)
     if facts.target.weights is not Weights.GIVEN:
         raise NotKnown(both("needs the weights that training starts from", "需要训练开始时的权重"))
     if not untrained(facts) or not schedule.adaptive(optimizer):

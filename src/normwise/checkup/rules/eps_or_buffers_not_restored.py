@@ -37,14 +37,14 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
-from normwise.facts import Facts
+from normwise.facts import Facts, needs
 from normwise.facts.conventions import Stated
 from normwise.facts.lost_buffers import LostBuffer, lost_buffers
 from normwise.facts.outcomes import MATTERS, apart, outputs_of, outputs_with
 from normwise.facts.repairs import effect, respecified
 from normwise.facts.sites import Site
 from normwise.rendering import both
-from normwise.targets import Target, Weights
+from normwise.targets import Target
 
 ZH = """eps 或运行统计量没有随权重一起恢复。
 
@@ -80,8 +80,8 @@ _SAME_EPS = 0.01  # relative: float32 rounds 1e-5 to 9.9999997e-06
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report an eps other than the stated one, and running statistics that were not restored."""
-    if facts.target.weights in (Weights.RANDOM, Weights.FAKE):
-        raise NotKnown(both("needs real weights: the model's are not", "需要真实的权重：模型的权重不是"))
+    if not facts.target.weights.magnitudes_count:
+        raise NotKnown(needs.REAL_WEIGHTS)
     if facts.target.config is None and facts.target.checkpoint is None and facts.target.load_info is None:
         raise NotKnown(_NEEDS)
     unknown: NotKnown | None = None

@@ -30,7 +30,7 @@ from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NotKnown
-from normwise.facts import Facts
+from normwise.facts import Facts, needs
 from normwise.facts.stepping import Gradients, watched
 from normwise.rendering import both
 from normwise.targets import Target
@@ -63,7 +63,7 @@ SPREAD = 1e3
 def check(facts: Facts) -> Iterator[Finding]:
     """Report stacks whose blocks' relative gradients differ by more than a thousand."""
     if facts.target.train_step is None:
-        raise NotKnown(both("needs a training step: pass train_step=...", "需要训练步骤：传入 train_step=..."))
+        raise NotKnown(needs.TRAIN_STEP)
     stacks = facts.placement.stacks
     if not stacks:
         return

@@ -29,9 +29,10 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.rules._examples import PreNormBlock
 from normwise.errors import NotKnown
 from normwise.facts import Facts
+from normwise.facts.outcomes import outputs_of
 from normwise.facts.records import StackKind
 from normwise.facts.repairs import effect
-from normwise.facts.rewiring import output_of, relative, rms
+from normwise.facts.rewiring import relative, rms
 from normwise.rendering import both
 from normwise.targets import InputsFrom, Target, Weights
 
@@ -67,7 +68,7 @@ _KINDS = (StackKind.PRE, StackKind.PARALLEL, StackKind.PARALLEL_SHARED, StackKin
 def check(facts: Facts) -> Iterator[Finding]:
     """Report stacks whose last blocks can be left out."""
     facts.placement  # noqa: B018 - without inputs nothing is known
-    if facts.target.weights not in (Weights.GIVEN, Weights.REAL) or facts.target.inputs_from is not InputsFrom.GIVEN:
+    if not facts.target.weights.magnitudes_count or facts.target.inputs_from is not InputsFrom.GIVEN:
         raise NotKnown(both("needs trained weights and inputs of your data", "需要训练过的权重和你的数据"))
     if facts.gains.trained is not True:
         raise NotKnown(both("needs trained weights: these are as drawn", "需要训练过的权重：现在是初始值"))
@@ -106,7 +107,7 @@ def _ablated(facts: Facts, index: int, idle: list[int]) -> Finding | None:
         return before
 
     run = facts.runs.altered({adds[-1].out: without})
-    change = relative(output_of(run), output_of(facts.runs.base))
+    change = relative(outputs_of(run)[0], outputs_of(facts.runs.base)[0])
     if change > OUTPUT:
         return None
     blocks = facts.placement.stacks[index].depth

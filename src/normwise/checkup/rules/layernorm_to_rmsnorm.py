@@ -35,14 +35,14 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.rules.norm_keys_defaulted import UNTOUCHED
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
-from normwise.facts import Facts
+from normwise.facts import Facts, needs
 from normwise.facts.divergence import mean_share
 from normwise.facts.outcomes import MATTERS, apart, outputs_of
 from normwise.facts.repairs import effect, respecified
 from normwise.facts.sites import Site
 from normwise.rendering import both
 from normwise.spec import Kind, NormSpec, Statistic
-from normwise.targets import Target, Weights
+from normwise.targets import Target
 
 ZH = """权重用 RMSNorm 训练，模型却用 LayerNorm，或相反。
 
@@ -86,8 +86,8 @@ class Mismatch:
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report norms whose kind is not that of the weights."""
-    if facts.target.weights in (Weights.RANDOM, Weights.FAKE):
-        raise NotKnown(both("needs real weights: the model's are not", "需要真实的权重：模型的权重不是"))
+    if not facts.target.weights.magnitudes_count:
+        raise NotKnown(needs.REAL_WEIGHTS)
     reasons: list[NotKnown] = []
     for find in (_by_checkpoint, _by_config, _by_reference):
         try:

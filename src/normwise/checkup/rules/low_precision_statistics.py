@@ -52,7 +52,6 @@ from normwise.facts.sites import Site
 from normwise.rendering import Text, both
 from normwise.spec import NormSpec, Statistic
 from normwise.targets import Target
-from normwise.targets.target import Weights
 
 ZH = """用半精度计算统计量的归一化。
 
@@ -173,7 +172,7 @@ def judge(facts: Facts, group: tuple[Site, ...]) -> Judged:
 def _error_given(facts: Facts, site: Site, spec: NormSpec | None = None) -> float:
     """Return the error on the rows of the example run, those left out that are constant or lost altogether."""
     call = site.calls[0]
-    if site.row.spec is None or facts.target.weights in (Weights.RANDOM, Weights.FAKE):
+    if site.row.spec is None or not facts.target.weights.magnitudes_count:
         return 0.0
     try:
         x = facts.runs.base.of(call.input)

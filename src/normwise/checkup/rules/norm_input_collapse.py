@@ -30,11 +30,11 @@ from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NotKnown
-from normwise.facts import Facts
+from normwise.facts import Facts, needs
 from normwise.facts.profile import tokens_apart
 from normwise.facts.records import ProfileRow
 from normwise.rendering import both
-from normwise.targets import Target, Weights
+from normwise.targets import Target
 
 ZH = """各词元在归一化之前已变成同一个向量。
 
@@ -69,8 +69,8 @@ DIFFERENT = 1e-2
 def check(facts: Facts) -> Iterator[Finding]:
     """Report stacks in which different tokens become equal."""
     facts.placement  # noqa: B018 - without inputs nothing is known
-    if facts.target.weights not in (Weights.GIVEN, Weights.REAL):
-        raise NotKnown(both("needs the weights that are used: these are random", "需要实际使用的权重：现在是随机的"))
+    if not facts.target.weights.magnitudes_count:
+        raise NotKnown(needs.USED_WEIGHTS)
     if not facts.placement.stacks:
         return
     for index, stream in enumerate(facts.placed.streams[: len(facts.placement.stacks)]):

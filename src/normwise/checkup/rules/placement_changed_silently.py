@@ -35,13 +35,13 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.rules.norm_keys_defaulted import UNTOUCHED
 from normwise.errors import NotKnown
-from normwise.facts import Facts
+from normwise.facts import Facts, needs
 from normwise.facts.checkpoints import Checkpoints, Role
 from normwise.facts.losses import Losses, clearly_lower, leans_lower
 from normwise.facts.repairs import effect
 from normwise.facts.switches import Switch, switch_of
 from normwise.rendering import both
-from normwise.targets import Target, Weights
+from normwise.targets import Target
 
 ZH = """一种放置方式的权重装进了另一种放置方式的模型：严格加载能通过，损失会说明问题。
 
@@ -74,8 +74,8 @@ EXPLAINS = ("CKP006", "PLC001")
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report a placement under which the loaded weights lose more than under the other."""
-    if facts.target.weights in (Weights.RANDOM, Weights.FAKE):
-        raise NotKnown(both("needs real weights: the model's are not", "需要真实的权重：模型的权重不是"))
+    if not facts.target.weights.magnitudes_count:
+        raise NotKnown(needs.REAL_WEIGHTS)
     if not _loaded_strictly(facts.checkpoints):
         return
     measured = Losses(facts)

@@ -31,11 +31,11 @@ from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NotKnown
-from normwise.facts import Facts
+from normwise.facts import Facts, needs
 from normwise.facts.logits import Attention
 from normwise.facts.repairs import effect
 from normwise.rendering import both
-from normwise.targets import InputsFrom, Target, Weights
+from normwise.targets import InputsFrom, Target
 
 ZH = """查询和键的归一化与 softmax 的缩放不相配。
 
@@ -70,8 +70,8 @@ FLAT = 0.1
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report attentions whose logits are scaled far too much, or ten times too little."""
-    if facts.target.weights not in (Weights.GIVEN, Weights.REAL):
-        raise NotKnown(both("needs trained weights: these are random", "需要训练过的权重：现在是随机的"))
+    if not facts.target.weights.magnitudes_count:
+        raise NotKnown(needs.TRAINED_WEIGHTS)
     if facts.target.inputs_from is InputsFrom.NONE:
         raise NotKnown(both("needs example inputs: give inputs=...", "需要示例输入：给出 inputs=..."))
     normed = [a for a in facts.attentions if a.norms and not a.learned_scale]

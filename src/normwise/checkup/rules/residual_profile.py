@@ -30,11 +30,11 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.rules._examples import PreNormBlock
 from normwise.errors import NotKnown
-from normwise.facts import Facts
+from normwise.facts import Facts, needs
 from normwise.facts.records import ProfileRow, StackKind
 from normwise.rendering import both
 from normwise.rendering.cleaning import shorten
-from normwise.targets import Target, Weights
+from normwise.targets import Target
 
 ZH = """残差流在相邻两个子层之间跳变。
 
@@ -64,8 +64,8 @@ JUMP = 8.0
 def check(facts: Facts) -> Iterator[Finding]:
     """Report the largest jump of each stack."""
     facts.placement  # noqa: B018 - without inputs nothing is known
-    if facts.target.weights not in (Weights.GIVEN, Weights.REAL):
-        raise NotKnown(both("needs trained weights: these are random", "需要训练过的权重：现在是随机的"))
+    if not facts.target.weights.magnitudes_count:
+        raise NotKnown(needs.TRAINED_WEIGHTS)
     if not facts.placement.stacks:
         return
     for index, stack in enumerate(facts.placement.stacks):

@@ -43,7 +43,7 @@ from normwise.facts.rewiring import Rewire, rewired, rms
 from normwise.facts.skip_factors import skip_factor
 from normwise.facts.streams import Residual
 from normwise.rendering import both
-from normwise.targets import Target, Weights
+from normwise.targets import Target
 
 ZH = """残差缩放放在了相加的错误一侧。
 
@@ -184,7 +184,7 @@ _KEY = "residual_multiplier"
 
 
 def _forgets(facts: Facts, index: int) -> _Misplaced | None:
-    if facts.target.weights not in (Weights.GIVEN, Weights.REAL):
+    if not facts.target.weights.magnitudes_count:
         return None
     adds = facts.placed.streams[index].adds
     factors = {add.index: f for add in adds if (f := skip_factor(facts, add)) is not None and f.size <= FORGETS}

@@ -30,7 +30,7 @@ from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.checkup.rules._examples import Float32RMSNorm
 from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
-from normwise.facts import Facts, gain_steps
+from normwise.facts import Facts, gain_steps, needs
 from normwise.rendering import both
 from normwise.targets import Target
 
@@ -63,7 +63,7 @@ bfloat16 或 float16 的增益，虽有梯度和学习率，在优化器更新�
 def check(facts: Facts) -> Iterator[Finding]:
     """Report gains that an optimizer's step cannot move."""
     if facts.target.train_step is None:
-        raise NotKnown(both("needs a training step: pass train_step=...", "需要训练步骤：传入 train_step=..."))
+        raise NotKnown(needs.TRAIN_STEP)
     gains = [g for g in facts.gains.all if g.parameter.dtype in HALF and g.parameter.requires_grad]
     if not gains:
         return

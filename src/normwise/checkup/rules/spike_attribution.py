@@ -27,10 +27,10 @@ from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NormwiseError, NotKnown
-from normwise.facts import Facts
+from normwise.facts import Facts, needs
 from normwise.facts.rewiring import rms
 from normwise.rendering import both
-from normwise.targets import Target, Weights
+from normwise.targets import Target
 
 ZH = """数据加载器的某个批次使归一化的输入远超其他批次：从哪里开始。
 
@@ -57,10 +57,10 @@ SPIKE = 8.0
 def check(facts: Facts) -> Iterator[Finding]:
     """Name the first norm at which one batch of the loader leaves the others behind."""
     if facts.target.loader is None:
-        raise NotKnown(both("needs the data: pass loader=...", "需要数据：传入 loader=..."))
+        raise NotKnown(needs.LOADER)
     calls = facts.norm_calls.norms
-    if facts.target.weights not in (Weights.GIVEN, Weights.REAL):
-        raise NotKnown(both("needs the weights that are used: these are random", "需要实际使用的权重：现在是随机的"))
+    if not facts.target.weights.magnitudes_count:
+        raise NotKnown(needs.USED_WEIGHTS)
     if not calls:
         return
     sizes = [_sizes(facts, None)]

@@ -40,7 +40,7 @@ from normwise.facts.liveness import Scope
 from normwise.facts.repairs import effect
 from normwise.facts.running import unfinished
 from normwise.rendering import both
-from normwise.targets import InputsFrom, Target, Weights
+from normwise.targets import InputsFrom, Target
 
 CODE = "BNS004"
 SEVERITY = Severity.WARNING
@@ -76,7 +76,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     """Report norms whose two modes differ on the data."""
     if not facts.running:
         return
-    if facts.target.weights not in (Weights.GIVEN, Weights.REAL):
+    if not facts.target.weights.magnitudes_count:
         raise NotKnown(both("needs trained weights", "需要训练过的权重"))
     # an InstanceNorm counts no batches: whether its statistics moved says whether it was trained
     moved = {r.path for r in facts.running if r.counted or bool((r.var != 1).any())}

@@ -29,11 +29,11 @@ from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NotKnown
-from normwise.facts import Facts
+from normwise.facts import Facts, needs
 from normwise.facts.logits import ENTROPY, HEADS, SPREAD, Attention
 from normwise.facts.repairs import effect
 from normwise.rendering import both
-from normwise.targets import InputsFrom, Target, Weights
+from normwise.targets import InputsFrom, Target
 
 ZH = """注意力的 logits 增长到饱和，而查询和键没有归一化。
 
@@ -61,8 +61,8 @@ SEVERITY = Severity.WARNING
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report the layers in which most heads are saturated."""
-    if facts.target.weights not in (Weights.GIVEN, Weights.REAL):
-        raise NotKnown(both("needs trained weights: these are random", "需要训练过的权重：现在是随机的"))
+    if not facts.target.weights.magnitudes_count:
+        raise NotKnown(needs.TRAINED_WEIGHTS)
     if facts.target.inputs_from is InputsFrom.NONE:
         raise NotKnown(both("needs example inputs: give inputs=...", "需要示例输入：给出 inputs=..."))
     hit = [a for a in facts.attentions if a.bare and a.saturated(SPREAD, ENTROPY) >= HEADS]
