@@ -30,8 +30,9 @@ fix: $(READY)  ## repair what can be repaired by machine
 	$(BIN)/ruff format .
 	$(BIN)/codespell --write-changes
 
-bench: $(READY)  ## print how long the command line and the checks of the built-in models take
+bench: $(READY)  ## print how long the command line and the checks take, then time the norms
 	$(BIN)/python bench/bench_start.py
+	$(BIN)/normwise bench
 
 docs: $(READY)  ## write the pages, reports and pictures that are generated from the code
 	$(BIN)/python docs/generate.py

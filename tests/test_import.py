@@ -10,7 +10,7 @@ import pytest
 import normwise
 
 HEAVY = ("torch", "transformers", "rich", "click", "numpy", "jinja2")
-PACKAGES = ("checkup", "errors", "facts", "graph", "models", "rendering", "spec", "targets")
+PACKAGES = ("benchmarks", "checkup", "errors", "facts", "graph", "models", "rendering", "spec", "targets")
 
 
 def loaded_by(statements: str) -> set[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from normwise import (
+        benchmarks,
         checkup,
         errors,
         facts,
@@ -48,6 +49,7 @@ __all__ = [
     "Target",
     "Wiring",
     "__version__",
+    "benchmarks",
     "check",
     "checkup",
     "errors",

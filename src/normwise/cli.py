@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,19 +44,21 @@ def _split(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ..
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
-def _writable(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Refuse what could not be written before anything runs."""
-    if not paths:
-        return paths
-    from normwise.checkup import reports
+def _writable(package: str) -> Callable[[click.Context, click.Parameter, tuple[Path, ...]], tuple[Path, ...]]:
+    """Return what refuses, before anything runs, files that the package could not write."""
 
-    suffixes = reports.suffixes()
-    for path in paths:
-        if path.suffix.lower() not in suffixes:
-            raise click.BadParameter(f"{path} names no report format: let it end in {', '.join(sorted(suffixes))}.")
-        if not path.parent.is_dir():
-            raise click.BadParameter(f"the folder of {path} does not exist: create {path.parent} first.")
-    return paths
+    def refuse(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        suffixes = sorted(import_module(package).suffixes()) if paths else []
+        for path in paths:
+            if path.suffix.lower() not in suffixes:
+                raise click.BadParameter(f"{path} names no report format: let it end in {', '.join(suffixes)}.")
+            if not path.parent.is_dir():
+                raise click.BadParameter(f"the folder of {path} does not exist: create {path.parent} first.")
+            if not os.access(path.parent, os.W_OK):
+                raise click.BadParameter(f"the folder of {path} cannot be written to: choose another.")
+        return paths
+
+    return refuse
 
 
 def _stack(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -65,6 +68,13 @@ def _stack(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return command
 
     return decorate
+
+
+def _files(package: str, help: str) -> Callable[[Any], Any]:
+    of_files = click.Path(dir_okay=False, path_type=Path)
+    return click.option(
+        "-o", "outputs", multiple=True, metavar="FILE", type=of_files, callback=_writable(package), help=help
+    )
 
 
 _debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
@@ -82,19 +92,21 @@ _lang = click.option(
 )
 _rendering = _stack(
     click.option("--format", "format_", metavar="FORMAT", help="What to print: text (default), json or html."),
-    click.option(
-        "-o",
-        "outputs",
-        multiple=True,
-        metavar="FILE",
-        type=click.Path(dir_okay=False, path_type=Path),
-        callback=_writable,
-        help="Also write the report; the suffix chooses its format. Repeatable.",
-    ),
+    _files("normwise.checkup.reports", "Also write the report; the suffix chooses its format. Repeatable."),
     _lang,
     click.option("--full", is_flag=True, help="Show every block, also repeated ones."),
     _debug,
 )
+
+
+def _version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    """Print the version, and what computes norms here."""
+    if asked:
+        from importlib.metadata import version
+
+        _print(f"normwise {version('normwise')}")
+        _print(_kernels())
+        ctx.exit()
 
 
 @click.group(
@@ -103,7 +115,9 @@ _rendering = _stack(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 nothing found at or above --fail-on, 1 findings, 2 could not run.",
 )
-@click.version_option(package_name="normwise", message="%(prog)s %(version)s")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit."
+)
 @_debug
 @click.pass_context
 def commands(ctx: click.Context) -> int:
@@ -113,6 +127,7 @@ def commands(ctx: click.Context) -> int:
     """
     if ctx.invoked_subcommand is None:
         _print(ctx.get_help())
+        _print(f"\n  {_kernels()}")  # after the help, which need not wait for torch
     return 0
 
 
@@ -207,6 +222,60 @@ def explain(rule: str, lang: str) -> int:
     return 0
 
 
+@commands.command()
+@click.argument("name", required=False)
+@click.option("--quick", is_flag=True, help="Fewer shapes and rounds, under a minute.")
+@click.option(
+    "--threads",
+    type=int,
+    multiple=True,
+    metavar="N",
+    help="Threads of torch; repeatable, one run each.  [default: all]",
+)
+@click.option("--shape", "shapes", multiple=True, metavar="SHAPE", help="Of the input: 4096x1024. Repeatable.")
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(["float32", "float16", "bfloat16", "float64"]),
+    help="Of input and parameters. Repeatable.",
+)
+@click.option("--device", metavar="DEVICE", default="cpu", show_default=True, help="Run there: cpu, cuda, cuda:1, ...")
+@click.option("--eager", is_flag=True, help="Time our kernel of plain torch too.")
+@click.option("--format", "format_", metavar="FORMAT", help="What to print: text (default), json or svg.")
+@_files("normwise.benchmarks", "Also write the figures: .txt, .json or .svg, a bar chart. Repeatable.")
+@_lang
+@_debug
+def bench(name: str | None, outputs: tuple[Path, ...], format_: str | None, lang: str, **options: Any) -> int:
+    """Time our norms beside everybody's; checks them first.
+
+    \b
+    NAME is one of
+      norms                RMSNorm and LayerNorm, plain and with a residual (default)
+      small                the same on few rows: what a call costs
+      batch-norm           BatchNorm2d in training, and GroupNorm
+      llama                a training step of a small Llama, its norms swapped for ours
+
+    Rivals take turns in one run: torch.nn, torch.compile of it, the class of transformers, ONNX Runtime, and a copy
+    of the input as the limit. Nothing is timed if one of our results is wrong.
+    """
+    with _aside(), _no_collection():
+        from normwise import benchmarks
+    if format_ not in (None, *benchmarks.formats()):
+        raise ValueError(f"no format is called {format_!r}: choose from {', '.join(benchmarks.formats())}")
+    with _aside(), benchmarks.progress() as advance:
+        result = benchmarks.run(name or benchmarks.DEFAULT, advance=advance, **options)
+    if result.rows:
+        _print(benchmarks.render(result, format_ or "text", lang=lang))
+    if not result.finished:
+        click.echo("normwise: interrupted, what was measured until then is above; nothing was written", err=True)
+        return COULD_NOT_RUN
+    for path in outputs:
+        benchmarks.save(result, path, lang=lang)
+        click.echo(f"wrote {path}", err=True)
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -278,6 +347,14 @@ def _command(target: str | None, options: dict[str, Any], effort: str) -> str:
     given["effort"] = effort if effort != "normal" else None
     said = [word for option, value in given.items() if value is not None for word in (f"--{option}", value)]
     return shlex.join(["normwise", "check", *([] if target is None else [target]), *said])
+
+
+def _kernels() -> str:
+    """Say which of our kernels runs here, and why not the others."""
+    with _aside(), _no_collection():
+        from normwise import benchmarks
+
+        return benchmarks.kernels_line(benchmarks.kernels_here())
 
 
 def _exit_code(report: Report, fail_on: str) -> int:

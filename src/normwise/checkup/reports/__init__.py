@@ -7,8 +7,6 @@ A format is a module here with a docstring (its page), ``SUFFIXES`` (of the file
 from __future__ import annotations
 
 import inspect
-import os
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from normwise._parts import collect
 from normwise.checkup.reports import html as html
 from normwise.checkup.reports import json as json
 from normwise.checkup.reports import text as text
+from normwise.rendering.files import replace
 
 if TYPE_CHECKING:
     from normwise.checkup.report import Report
@@ -76,20 +75,9 @@ def save(report: Report, path: str | Path, **options: Any) -> Path:
     if path.suffix.lower() not in known:
         raise ValueError(f"{path} names no report format: let it end in {', '.join(sorted(known))}")
     name = known[path.suffix.lower()]
-    _replace(path, render(report, name, **{**FORMATS[name].FILE_OPTIONS, **options}))
+    replace(path, render(report, name, **{**FORMATS[name].FILE_OPTIONS, **options}))
     return path
 
 
 def _options_of(*formats: str) -> set[str]:
     return {key for name in formats for key in inspect.signature(FORMATS[name].render).parameters} - {"report"}
-
-
-def _replace(path: Path, content: str) -> None:
-    """Put a file in place in one step: readers see the old one or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.write_text(content, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -1,0 +1,14 @@
+"""A benchmark for programs: every row with its conditions, keys as in ``Result`` and ``Row``."""
+
+from __future__ import annotations
+
+import json
+
+from normwise.benchmarks._result import Result
+
+__all__ = ["render"]
+
+
+def render(result: Result, *, lang: str = "en") -> str:
+    """Return JSON; it has no language."""
+    return json.dumps(result.as_dict(), indent=1, ensure_ascii=False) + "\n"
