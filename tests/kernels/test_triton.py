@@ -1,0 +1,201 @@
+"""The Triton kernels, interpreted on a CPU, agree with the definition; compiled ahead for GPUs, nothing spills."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels import triton_cases as cases
+from tests.kernels.triton_cases import LAYER, PROMOTE, RMS, ROUND, Case
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+F, B, H = torch.float32, torch.bfloat16, torch.float16
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[Run]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=cases.start) as process:
+        yield lambda function, *args: process.submit(function, *args).result()
+
+
+# dtype of x, weight, bias, residual; offset, code, sum in float32
+VARIANTS = {
+    "float32": (F, F, F, None, 0.0, 0, False),
+    "llama": (B, B, None, None, 0.0, ROUND, False),
+    "gemma": (B, B, None, None, 1.0, 0, False),
+    "mixed": (B, F, F, None, 0.0, 0, False),
+    "promoted": (H, F, None, None, 1.0, ROUND | PROMOTE, False),
+    "plain": (F, None, None, None, 0.0, 0, False),
+    "bias alone": (B, None, F, None, 0.0, 0, False),
+    "add": (F, F, F, F, 0.0, 0, False),
+    "add halves": (H, H, H, H, 0.0, ROUND, False),
+    "add to a wide stream": (B, B, None, F, 0.0, ROUND, False),
+    "add to a wide sum": (B, F, None, B, 1.0, 0, True),
+    "add without gain": (B, None, None, B, 0.0, 0, False),
+}
+
+
+def variant(name: str, size: int, kind: int, n: int) -> Case:
+    x, weight, bias, residual, offset, code, wide = VARIANTS[name]
+    return Case(size, kind, n, x, weight, bias, residual, offset, code, wide)
+
+
+@pytest.mark.parametrize("kind", [RMS, LAYER], ids=["rms", "layer"])
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(("size", "n"), [(3, 1100), (200, 40)])  # rows for several programs
+def test_agrees_with_the_definition_and_its_gradients(
+    interpreted: Run, size: int, n: int, name: str, kind: int
+) -> None:
+    interpreted(cases.check, variant(name, size, kind, n))
+
+
+@pytest.mark.parametrize("kind", [RMS, LAYER], ids=["rms", "layer"])
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [
+        *((size, "float32") for size in (1, 2, 31, 33, 64, 127, 128, 513, 1024, 1025, 8193)),
+        (8192, "add"),
+        (16384, "mixed"),
+        (16385, "add halves"),
+        (65536, "bias alone"),
+    ],
+)
+def test_agrees_at_any_width(interpreted: Run, size: int, name: str, kind: int) -> None:
+    interpreted(cases.check, variant(name, size, kind, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [RMS, LAYER], ids=["rms", "layer"])
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("size", [1, 2, 63, 65, 768, 4097, 8192, 8193, 16384, 16385, 24577, 65535, 65536, 70000])
+def test_agrees_at_any_width_in_every_variant(interpreted: Run, size: int, name: str, kind: int) -> None:
+    interpreted(cases.check, variant(name, size, kind, 5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60))
+def test_agrees_at_widths_nobody_chose(interpreted: Run, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    size = int(70000 ** torch.rand(1, generator=generator).item())
+    name = list(VARIANTS)[int(torch.randint(len(VARIANTS), (1,), generator=generator))]
+    interpreted(cases.check, variant(name, size, seed % 2, max(2, 4000 // size)))
+
+
+WIDTHS = {"narrow": (24, 50), "held": (1500, 5), "swept": (16400, 3)}
+of_each_width = pytest.mark.parametrize(("size", "n"), WIDTHS.values(), ids=WIDTHS)
+of_each_kind = pytest.mark.parametrize("kind", [RMS, LAYER], ids=["rms", "layer"])
+
+
+@of_each_kind
+@of_each_width
+@pytest.mark.parametrize("dtype", [F, B])
+@pytest.mark.parametrize("peak", [2.0**41, 1e19, 1e30, 3e38])
+def test_large_finite_rows_come_out_normalized(
+    interpreted: Run, size: int, n: int, kind: int, dtype: torch.dtype, peak: float
+) -> None:
+    interpreted(cases.check_large, Case(size, kind, min(n, 3), dtype, weight=None), peak)
+
+
+@of_each_kind
+@of_each_width
+def test_every_layout_is_read_as_it_lies(interpreted: Run, size: int, n: int, kind: int) -> None:
+    interpreted(cases.check_layouts, Case(size, kind, n, bias=F if kind else None))
+
+
+@of_each_kind
+@of_each_width
+def test_offsets_beyond_two_to_the_31(interpreted: Run, size: int, n: int, kind: int) -> None:
+    interpreted(cases.check_far, Case(size, kind, 3, B))
+
+
+@of_each_kind
+@pytest.mark.parametrize("dtype", [F, B, H])
+def test_empty_batches(interpreted: Run, dtype: torch.dtype, kind: int) -> None:
+    interpreted(cases.check_empty, Case(16, kind, 0, dtype, weight=dtype))
+
+
+def test_leading_axes_are_rows_and_trailing_ones_may_be_one(interpreted: Run) -> None:
+    interpreted(cases.check_shapes, Case(24, LAYER, 5, F, F, F))
+
+
+@of_each_kind
+@of_each_width
+def test_bits_repeat_and_rows_do_not_depend_on_each_other(interpreted: Run, size: int, n: int, kind: int) -> None:
+    interpreted(cases.check_independence, Case(size, kind, n, bias=F))
+
+
+@of_each_width
+def test_only_what_is_needed_is_returned(interpreted: Run, size: int, n: int) -> None:
+    interpreted(cases.check_needs, Case(size, LAYER, n, bias=F))
+
+
+@pytest.mark.parametrize("weight", [F, H])
+@pytest.mark.parametrize(
+    ("cast", "offset", "promote"),
+    [
+        ("before_weight", 0.0, False),
+        ("before_weight", 1.0, False),
+        ("before_weight", 0.0, True),
+        ("after_weight", 0.0, False),
+        ("after_weight", 1.0, False),
+    ],
+)
+def test_rounds_where_eager_rounds(
+    interpreted: Run, weight: torch.dtype, cast: str, offset: float, promote: bool
+) -> None:
+    interpreted(cases.check_rounding, 300, weight, cast, offset, promote)
+
+
+def test_the_offset_is_added_in_the_dtype_that_the_norm_says(interpreted: Run) -> None:
+    interpreted(cases.check_offset_in_weight_dtype)
+
+
+@of_each_kind
+@of_each_width
+def test_a_row_that_is_not_finite_spoils_no_other(interpreted: Run, size: int, n: int, kind: int) -> None:
+    interpreted(cases.check_not_finite, Case(size, kind))
+
+
+@of_each_kind
+@of_each_width
+def test_constant_rows(interpreted: Run, size: int, n: int, kind: int) -> None:
+    interpreted(cases.check_constant_rows, Case(size, kind))
+
+
+# -- compiled ahead, without a GPU ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Iterator[Run]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        yield lambda function, *args: process.submit(function, *args).result()
+
+
+PAGE = Path(__file__).parents[2] / "bench" / "triton_registers.md"
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize(
+    ("size", "kind", "dtype"), [(64, LAYER, F), (512, RMS, F), (8192, LAYER, B), (16384, RMS, B), (65536, LAYER, F)]
+)
+def test_compiles_ahead_and_spills_nothing(
+    compiled: Run, architecture: int, size: int, kind: int, dtype: torch.dtype
+) -> None:
+    launches = compiled(cases.compile_ahead, architecture, size, kind, dtype)
+    assert {kernel for kernel, _ in launches} >= {"merge", "backward_tile"}
+    assert all(spills == 0 for _, spills in launches), launches
+
+
+def test_the_page_lists_kernels_that_spill_nothing() -> None:
+    spills = re.findall(r"^\| \d+ \| .* \| (\d+) \| \d+ \|$", PAGE.read_text(), flags=re.MULTILINE)
+    assert len(spills) > 200
+    assert set(spills) == {"0"}
