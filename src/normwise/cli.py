@@ -265,8 +265,9 @@ def bench(name: str | None, outputs: tuple[Path, ...], format_: str | None, lang
         raise ValueError(f"no format is called {format_!r}: choose from {', '.join(benchmarks.formats())}")
     with _aside(), benchmarks.progress() as advance:
         result = benchmarks.run(name or benchmarks.DEFAULT, advance=advance, **options)
-    if result.rows:
-        _print(benchmarks.render(result, format_ or "text", lang=lang))
+    if not result.rows:
+        raise KeyboardInterrupt
+    _print(benchmarks.render(result, format_ or "text", lang=lang))
     if not result.finished:
         click.echo("normwise: interrupted, what was measured until then is above; nothing was written", err=True)
         return COULD_NOT_RUN

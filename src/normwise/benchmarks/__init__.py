@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -137,18 +138,7 @@ def run(
             for each in contests:
                 advance(f"checking {_title(each)}", 0, 1)
                 each.check()
-    total = sum((how.rounds + 1) * each.entries() for contests in runs.values() for each in contests)
-    steps = iter(range(1, total + 1))
-    rows: list[Row] = []
-    finished = True
-    for count, contests in runs.items():
-        with _threads(count):
-            for each in contests:
-                if finished:
-                    title = _title(each)
-                    advance(title, 0, total)
-                    found, finished = each.run(how, lambda title=title: advance(title, next(steps, total), total))
-                    rows += found
+    rows, finished = _measured(runs, how, advance)
     return Result(
         benchmark=name,
         machine=machine,
@@ -157,6 +147,29 @@ def run(
         rows=tuple(rows),
         finished=finished,
     )
+
+
+def _measured(runs: dict[int, list[Any]], method: Method, advance: Advance) -> tuple[list[Row], bool]:
+    """Run the contests of each number of threads; Ctrl-C leaves those that were run."""
+    total = sum((method.rounds + 1) * each.entries() for contests in runs.values() for each in contests)
+    steps = iter(range(1, total + 1))
+    rows: list[Row] = []
+    try:
+        for count, contests in runs.items():
+            with _threads(count):
+                for each in contests:
+                    step = partial(_step, advance, _title(each), steps, total)
+                    found, finished = each.run(method, step)
+                    rows += found
+                    if not finished:
+                        return rows, False
+    except KeyboardInterrupt:
+        return rows, False
+    return rows, True
+
+
+def _step(advance: Advance, title: str, steps: Iterator[int], total: int) -> None:
+    advance(title, next(steps, total), total)
 
 
 def _title(contest: Any) -> str:

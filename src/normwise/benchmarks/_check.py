@@ -83,4 +83,5 @@ def check_layer(
         conformance(made, spec, shape=rows, residual=residual, without=[each for each in CHECKS if each not in wanted])
     except AssertionError as failed:
         where = f"{'x'.join(map(str, rows))} {name}{f' {layout}' if layout else ''}"
-        raise Wrong(f"nothing was timed, the results are wrong on {where}: {failed}") from failed
+        told = str(failed).partition(" failed ")[2]
+        raise Wrong(f"nothing was timed, {type(factory()).__name__} is wrong on {where}: it failed {told}") from failed
