@@ -353,9 +353,9 @@ def _command(target: str | None, options: dict[str, Any], effort: str) -> str:
 def _kernels() -> str:
     """Say which of our kernels runs here, and why not the others."""
     with _aside(), _no_collection():
-        from normwise import benchmarks
+        from normwise import benchmarks, kernels
 
-        return benchmarks.kernels_line(benchmarks.kernels_here())
+        return benchmarks.kernels_line(kernels.backends())
 
 
 def _exit_code(report: Report, fail_on: str) -> int:

@@ -123,6 +123,7 @@ def test_swapping_leaves_no_norm_of_transformers_and_shares_the_weights() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the command line shows none either
 def test_torch_compile_is_a_rival_that_runs() -> None:
     result = tiny("norms", dtypes=("float32",))
     compiled = [row for row in result.rows if row.rival == "torch.compile"]

@@ -59,6 +59,21 @@ def test_a_rival_that_fails_says_why_and_the_others_go_on() -> None:
     assert done.finished
 
 
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [
+        (ValueError(), "ValueError"),
+        (ImportError("No module named 'quack'"), "ImportError: No module named 'quack'"),
+        (RuntimeError("backend raised:\nno g++ found\nmore"), "RuntimeError: backend raised: no g++ found"),
+    ],
+)
+def test_the_reason_is_the_line_that_says_something(failure: Exception, why: str) -> None:
+    def broken() -> Any:
+        raise failure
+
+    assert race([broken], ONCE, clock=Clock()).why == [why]
+
+
 def test_times_are_seconds_a_call() -> None:
     clock = Clock()
     done = race([clock.rival(0.5, 0.1, 0.2, 0.3)], Method(rounds=3), clock=clock)

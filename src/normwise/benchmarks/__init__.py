@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from normwise import kernels
 from normwise._parts import collect
 from normwise.benchmarks import batch_norm as batch_norm
 from normwise.benchmarks import llama as llama
@@ -30,7 +31,6 @@ from normwise.benchmarks._contest import CLONE as CLONE
 from normwise.benchmarks._contest import FORWARD as FORWARD
 from normwise.benchmarks._machine import Machine as Machine
 from normwise.benchmarks._machine import describe
-from normwise.benchmarks._machine import kernels_here as kernels_here
 from normwise.benchmarks._options import Options
 from normwise.benchmarks._outputs import formats as formats
 from normwise.benchmarks._outputs import render as render
@@ -67,7 +67,6 @@ __all__ = [
     "Wrong",
     "find",
     "formats",
-    "kernels_here",
     "kernels_line",
     "names",
     "progress",
@@ -142,7 +141,7 @@ def run(
     return Result(
         benchmark=name,
         machine=machine,
-        kernels=kernels_here(),
+        kernels=kernels.backends(),
         method=how,
         rows=tuple(rows),
         finished=finished,

@@ -82,19 +82,19 @@ def _value(row: Row) -> float:
     return row.copies or row.ms or 0.0
 
 
-def _whats(rows: list[Row]) -> list[str]:
+def _passes(rows: list[Row]) -> list[str]:
     return list(dict.fromkeys(row.what for row in rows))
 
 
 def _height(rows: list[Row]) -> float:
-    return _TITLE + _GROUP * len(_whats(rows)) + _ROW * len(rows)
+    return _TITLE + _GROUP * len(_passes(rows)) + _ROW * len(rows)
 
 
 def _panel(rows: list[Row], x: float, top: float, lang: str) -> Markup:
     longest = max(map(_value, rows))
     scale = (_COLUMN - _NAME - _FIGURE) / longest
     parts, y = [label(x, top + 12, heading(rows[0], lang), name="ink", size=12)], top + _TITLE
-    for what in _whats(rows):
+    for what in _passes(rows):
         parts.append(label(x, y + 12, what, size=11))
         y += _GROUP
         for row in rows:

@@ -100,20 +100,20 @@ class Contest:
         setting: what it is about.
         rivals: who computes it, ours first.
         check: raises ``benchmarks.Wrong`` where ours does not compute what its spec says.
-        whats: what to measure of each rival.
+        passes: what to measure of each rival.
     """
 
     setting: Setting
     rivals: Sequence[Rival]
     check: Callable[[], None]
-    whats: Sequence[str] = (FORWARD, BACKWARD, BOTH)
+    passes: Sequence[str] = (FORWARD, BACKWARD, BOTH)
 
     def entries(self) -> int:
         """Return how many measurements a round has."""
         return len(self._asked()) + 1 + self.setting.residual
 
     def _asked(self) -> list[tuple[str, Rival]]:
-        return [(what, rival) for what in self.whats for rival in self.rivals if rival.trains or what == FORWARD]
+        return [(what, rival) for what in self.passes for rival in self.rivals if rival.trains or what == FORWARD]
 
     def run(self, method: Method, advance: Callable[[], Any] = lambda: None) -> tuple[list[Row], bool]:
         """Measure everything in the same rounds.

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-from normwise import kernels
+from normwise.kernels import cpu
 
-__all__ = ["Machine", "cpus", "describe", "kernels_here"]
+__all__ = ["Machine", "cpus", "describe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +23,7 @@ class Machine:
         cpu: model of the processor.
         cpus: that this process may use.
         isa: vector instructions that torch chose here.
+        instructions: those that our compiled kernel chose, None where it does not run.
         device: cpu, or the model of the accelerator.
         load: processes that wanted a CPU in the minute before, None where the system does not say.
         system: operating system and architecture.
@@ -35,6 +35,7 @@ class Machine:
     cpu: str
     cpus: int
     isa: str
+    instructions: str | None
     device: str
     load: float | None
     system: str
@@ -49,6 +50,7 @@ def describe(device: str = "cpu") -> Machine:
         cpu=_cpu(),
         cpus=cpus(),
         isa=torch.backends.cpu.get_cpu_capability(),
+        instructions=cpu.instructions() if cpu.unavailable() is None else None,
         device=torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         system=f"{platform.system()} {platform.machine()}",
@@ -56,12 +58,6 @@ def describe(device: str = "cpu") -> Machine:
         torch=torch.__version__,
         normwise=version("normwise"),
     )
-
-
-def kernels_here() -> dict[str, str | None]:
-    """Return each of our kernels, best first: None if it runs here, else the reason why not."""
-    backends: Callable[[], dict[str, str | None]] = getattr(kernels, "backends", lambda: {"eager": None})
-    return backends()
 
 
 def cpus() -> int:

@@ -149,6 +149,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _reason(failure: Exception) -> str:
-    """Return the first line of a failure that says something."""
+    """Return the first line of a failure that says something; a line that ends in a colon says it in the next."""
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    return f"{type(failure).__name__}: {lines[0]}" if lines else type(failure).__name__
+    told = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(failure).__name__}: {told}" if told else type(failure).__name__

@@ -34,10 +34,12 @@ def machine_line(result: Result) -> Text:
     where = each.cpu if each.device == "cpu" else f"{each.device}, {each.cpu}"
     load = "" if each.load is None else f", load {each.load:g}"
     load_zh = "" if each.load is None else f"，负载 {each.load:g}"
+    isa = f"{each.isa} (kernel: {each.instructions})" if each.instructions else each.isa
+    isa_zh = f"{each.isa}（内核：{each.instructions}）" if each.instructions else each.isa
     rest = f"{each.system}, Python {each.python}, torch {each.torch}, normwise {each.normwise}"
     return both(
-        f"{where}, {each.cpus} CPUs, {each.isa}{load}; {rest}",
-        f"{where}，{each.cpus} 个 CPU，{each.isa}{load_zh}；{rest}",
+        f"{where}, {each.cpus} CPUs, {isa}{load}; {rest}",
+        f"{where}，{each.cpus} 个 CPU，{isa_zh}{load_zh}；{rest}",
     )
 
 

@@ -87,7 +87,7 @@ def _contest(
         setting=setting,
         rivals=[rivals[0], called[0], *rivals[1:], *called[1:]],
         check=partial(check_layer, ours, spec, setting.shape, setting.dtype),
-        whats=(FORWARD, BOTH),
+        passes=(FORWARD, BOTH),
     )
 
 
