@@ -79,8 +79,7 @@ def promised(result: Result) -> Iterator[Promise]:
     for rows in result.contests():
         held = {(row.what, row.rival): row for row in rows}
         first = rows[0]
-        layout = f" {first.layout}" if first.layout else ""
-        name = f"{first.layer} {list(first.shape)} {first.dtype}{layout}, {first.threads} threads"
+        name = _name(first)
         if result.benchmark == "norms":
             yield from _of_rows(name, first.layer, held)
         elif result.benchmark == "small":
@@ -119,10 +118,15 @@ def told(result: Result) -> Iterator[str]:
         ours, theirs = (next(row for row in rows if row.rival == name) for name in (OURS, TRANSFORMERS))
         if ours.ms and theirs.ms and ours.peak_bytes and theirs.peak_bytes:
             yield (
-                f"Llama training step {list(ours.shape)} {ours.dtype}, {ours.threads} threads: "
+                f"{_name(ours)}: a training step takes "
                 f"{theirs.ms:.0f} ms as it is, {ours.ms:.0f} ms with our norms ({theirs.ms / ours.ms:.2f}x); peak "
                 f"{theirs.peak_bytes / 1e6:.0f} MB, {ours.peak_bytes / 1e6:.0f} MB"
             )
+
+
+def _name(row: Row) -> str:
+    layout = f" {row.layout}" if row.layout else ""
+    return f"{row.layer} {list(row.shape)} {row.dtype}{layout}, {row.threads} thread{'s' * (row.threads > 1)}"
 
 
 def _ratio(held: dict[tuple[str, str], Row], one: tuple[str, str], other: tuple[str, str]) -> float | None:

@@ -22,6 +22,7 @@ import torch
 
 from normwise import errors, functional, layers
 from normwise._parts import page_title
+from normwise.benchmarks import Machine, Method, Result, Row
 from normwise.checkup import Basis, Finding, Report, Severity, rules
 from normwise.checkup.finding import NotChecked
 from normwise.checkup.report import Cost
@@ -94,7 +95,8 @@ def test_every_exception_is_documented(name: str) -> None:
 
 
 RECORDS = (
-    Break, Cost, Finding, NormSite, NormSpec, NotChecked, Placement, ProfileRow, Report, Stack, Sublayer, Target, Wiring
+    Break, Cost, Finding, Machine, Method, NormSite, NormSpec, NotChecked, Placement, ProfileRow, Report, Result, Row,
+    Stack, Sublayer, Target, Wiring,
 )  # fmt: skip
 
 

@@ -39,17 +39,26 @@ class Wrong(NormwiseError):
     """A layer that does not compute what it should: its speed is not worth knowing."""
 
 
-class _InLayout(nn.Module):
-    """A layer that is given its input in another layout of memory."""
+class _Placed(nn.Module):
+    """A layer with its parameters on the CPU that computes on another device or in another layout of memory.
 
-    def __init__(self, inner: nn.Module) -> None:
+    The conformance suite makes its inputs on the CPU and compares there.
+    """
+
+    def __init__(self, inner: Any, device: str, layout: str | None) -> None:
         super().__init__()
-        self.inner = inner
-        self.weight = inner.weight
-        self.bias = inner.bias
+        self.inner = inner.to(device)
+        self.weight = None if inner.weight is None else nn.Parameter(inner.weight.detach().cpu())
+        self.bias = None if inner.bias is None else nn.Parameter(inner.bias.detach().cpu())
+        self.device = device
+        self.memory_format = torch.channels_last if layout == "channels_last" else torch.preserve_format
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x.contiguous(memory_format=torch.channels_last))
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        own = {"weight": self.weight, "bias": self.bias}
+        held = {name: each.to(self.device) for name, each in own.items() if each is not None}
+        placed = tuple(x.to(self.device, memory_format=self.memory_format) for x in inputs)
+        found = torch.func.functional_call(self.inner, held, placed)
+        return tuple(y.cpu() for y in found) if isinstance(found, tuple) else found.cpu()
 
 
 def check_layer(
@@ -60,6 +69,7 @@ def check_layer(
     *,
     residual: bool = False,
     layout: str | None = None,
+    device: str = "cpu",
 ) -> None:
     """Hold a layer to the conformance suite, on fewer rows of the same width and dtype.
 
@@ -70,6 +80,7 @@ def check_layer(
         dtype: of the same.
         residual: whether it takes a residual and returns the sum too.
         layout: of memory, where it is not the usual one.
+        device: where it will be timed.
 
     Raises:
         Wrong: it failed; the message says what was measured and what is allowed.
@@ -78,7 +89,7 @@ def check_layer(
     rows = (min(shape[0], most), *shape[1:])
     name = str(dtype).removeprefix("torch.")
     wanted = {*(f"{check} in {name}" for check in _OF_DTYPE), *_ALWAYS}
-    made = factory if layout is None else lambda: _InLayout(factory())
+    made = factory if (layout, device) == (None, "cpu") else lambda: _Placed(factory(), device, layout)
     try:
         conformance(made, spec, shape=rows, residual=residual, without=[each for each in CHECKS if each not in wanted])
     except AssertionError as failed:

@@ -58,7 +58,7 @@ def _contest(
     return Contest(
         setting=setting,
         rivals=rivals_of(setting, ours, spec, theirs, with_eager=options.eager),
-        check=partial(check_layer, ours, spec, shape, dtype, layout=layout),
+        check=partial(check_layer, ours, spec, shape, dtype, layout=layout, device=options.device),
     )
 
 

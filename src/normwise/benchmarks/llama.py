@@ -121,7 +121,9 @@ class _Training:
         model, batch = self._model(), self._batch()
         width, dtype = model.config.hidden_size, self.setting.dtype
         ours = partial(layers.RMSNorm.like, "llama", width)
-        check_layer(ours, ours().spec, (self.setting.shape[0] * self.setting.shape[1], width), dtype)
+        check_layer(
+            ours, ours().spec, (self.setting.shape[0] * self.setting.shape[1], width), dtype, device=self.setting.device
+        )
         with torch.no_grad():
             expected = float(model(input_ids=batch, labels=batch).loss)
             swap(model, _ours)

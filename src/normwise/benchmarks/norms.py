@@ -61,5 +61,5 @@ def _contest(kind: Layers, shape: tuple[int, ...], dtype: torch.dtype, options: 
     return Contest(
         setting=setting,
         rivals=rivals_of(setting, ours, spec, theirs, with_eager=options.eager, rms="RMS" in name),
-        check=partial(check_layer, ours, spec, shape, dtype, residual=residual),
+        check=partial(check_layer, ours, spec, shape, dtype, residual=residual, device=options.device),
     )

@@ -86,7 +86,7 @@ def _contest(
     return Contest(
         setting=setting,
         rivals=[rivals[0], called[0], *rivals[1:], *called[1:]],
-        check=partial(check_layer, ours, spec, setting.shape, setting.dtype),
+        check=partial(check_layer, ours, spec, setting.shape, setting.dtype, device=options.device),
         passes=(FORWARD, BOTH),
     )
 
