@@ -16,7 +16,7 @@ rule of their own.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,7 +36,7 @@ from normwise.kernels._torch_values import with_torch_values
 from normwise.spec import PROMOTED, Cast, Form, Gate, NormSpec, Scope, Statistic
 from normwise.spec.definition import activation, along, eps_of, out_dtype, stats_dtype
 
-__all__ = ["RANK", "Moments", "forward", "forward_and_moments", "moments", "refusal"]
+__all__ = ["RANK", "Moments", "forward", "forward_added", "forward_and_moments", "moments", "refusal", "unavailable"]
 
 RANK = 0
 
@@ -52,12 +52,18 @@ class Moments(NamedTuple):
     elements: torch.Tensor | int  # real elements behind each statistic
 
 
+def unavailable() -> str | None:
+    """Return None: plain torch is everywhere."""
+    return None
+
+
 def refusal(
     spec: NormSpec,
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     mask: torch.Tensor | None,
+    **operands: Any,
 ) -> str | None:
     """Return None: plain torch takes every call."""
     return None
@@ -128,6 +134,21 @@ def forward_and_moments(
         if gate is not None and spec.gate is Gate.AFTER:
             y = y.to(dtype) * activation(spec)(gate.to(dtype))
         return _returned(spec, x, masked(y, mask)), found
+
+
+def forward_added(
+    spec: NormSpec,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    wide: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of x + residual in the dtype of x, and the sum, in float32 or wider if ``wide``."""
+    dtype = torch.promote_types(x.dtype, residual.dtype)
+    dtype = torch.promote_types(dtype, torch.float32) if wide else dtype
+    summed = x.to(dtype) + residual.to(dtype)
+    return forward(spec, summed, weight, bias).to(x.dtype), summed
 
 
 def moments(spec: NormSpec, x: torch.Tensor, mask: torch.Tensor | None = None) -> Moments:

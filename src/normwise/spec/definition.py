@@ -5,6 +5,8 @@ Torch is loaded only when something is computed: the descriptions are used where
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from normwise.spec.description import PROMOTED, Cast, Gate, Modulation, NormSpec, Scope, Statistic, Weight
@@ -14,7 +16,19 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["activation", "along", "check_operands", "eps_of", "out_dtype", "reference", "stats_dtype"]
+__all__ = [
+    "activation",
+    "along",
+    "check_operands",
+    "eps_of",
+    "is_wanted_plain",
+    "out_dtype",
+    "plain",
+    "reference",
+    "stats_dtype",
+]
+
+_plain = 0  # how many `with plain()` are open
 
 
 def reference(
@@ -217,3 +231,19 @@ def _root(spec: NormSpec, s: torch.Tensor) -> torch.Tensor:
     if spec.eps_clamp:
         return s.sqrt().clamp_min(eps)
     return (s + eps).sqrt() if spec.eps_inside else s.sqrt() + eps
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Have norms computed in plain torch: what traces a model sees operations, not the name of a compiled kernel."""
+    global _plain
+    _plain += 1
+    try:
+        yield
+    finally:
+        _plain -= 1
+
+
+def is_wanted_plain() -> bool:
+    """Return whether a ``with plain()`` is open."""
+    return _plain > 0

@@ -1,0 +1,188 @@
+"""Gradients of the compiled operators: thin autograd functions, and the second derivative in plain torch.
+
+What is kept for the backward pass is the input (or the summed residual) and its statistics in float32; the gain is
+a reference. When the backward pass is itself recorded (``create_graph=True``), it runs as differentiable torch
+operations on what was kept, so that derivatives of any order are right; the usual backward pass pays nothing for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from normwise.kernels._ops import Code, ops
+
+__all__ = ["add_norm_rows", "norm_rows"]
+
+_Tensors = tuple[torch.Tensor | None, ...]
+
+
+def _recorded(*tensors: torch.Tensor | None) -> bool:
+    """Return whether autograd wants to know about an operation on these tensors."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(each is not None and each.requires_grad for each in tensors)
+
+
+def norm_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    size: int,
+    code: int,
+    eps: float,
+    offset: float,
+) -> torch.Tensor:
+    """Compute ``normwise::norm_rows``, differentiable."""
+    if _recorded(x, weight, bias):
+        return _apply(_NormRows, x, weight, bias, size, code, eps, offset)
+    return ops.norm_rows.default(x, weight, bias, size, code, eps, offset)
+
+
+def add_norm_rows(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    size: int,
+    code: int,
+    eps: float,
+    offset: float,
+    wide: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute ``normwise::add_norm_rows`` without its statistics, differentiable."""
+    if _recorded(x, residual, weight, bias):
+        return _apply(_AddNormRows, x, residual, weight, bias, size, code, eps, offset, wide)
+    y, summed, _ = ops.add_norm_rows.default(x, residual, weight, bias, size, code, eps, offset, wide)
+    return y, summed
+
+
+def _apply(function: Any, *args: Any) -> Any:
+    # Function.apply itself looks for torch.func's transforms at each call, which the kernels refuse beforehand
+    if torch.compiler.is_compiling():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
+class _NormRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        size: int,
+        code: int,
+        eps: float,
+        offset: float,
+    ) -> torch.Tensor:
+        y, stats = ops.norm_rows_saving.default(x, weight, bias, size, code, eps, offset)
+        ctx.save_for_backward(x, stats, weight)
+        ctx.norm = (size, code, eps, offset)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> _Tensors:
+        x, stats, weight = ctx.saved_tensors
+        dx, dweight, dbias = _gradients(ctx, grads[0], None, x, stats, weight, ctx.needs_input_grad[:3])
+        return dx, dweight, dbias, None, None, None, None
+
+
+class _AddNormRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        size: int,
+        code: int,
+        eps: float,
+        offset: float,
+        wide: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y, summed, stats = ops.add_norm_rows.default(x, residual, weight, bias, size, code, eps, offset, wide)
+        ctx.save_for_backward(summed, stats, weight)
+        ctx.norm = (size, code, eps, offset)
+        ctx.dtypes = (x.dtype, residual.dtype)
+        ctx.set_materialize_grads(False)
+        return y, summed
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> _Tensors:
+        dy, dsum = grads
+        summed, stats, weight = ctx.saved_tensors
+        if dy is None:
+            total, dweight, dbias = dsum, None, None
+        else:
+            needs = ctx.needs_input_grad
+            wanted = (needs[0] or needs[1], *needs[2:4])
+            total, dweight, dbias = _gradients(ctx, dy, dsum, summed, stats, weight, wanted)
+        dx, dresidual = (None if total is None else total.to(dtype) for dtype in ctx.dtypes)
+        return dx, dresidual, dweight, dbias, None, None, None, None, None
+
+
+def _gradients(
+    ctx: Any,
+    dy: torch.Tensor,
+    dsum: torch.Tensor | None,
+    x: torch.Tensor,
+    stats: torch.Tensor,
+    weight: torch.Tensor | None,
+    wanted: tuple[bool, ...],
+) -> _Tensors:
+    size, code, eps, offset = ctx.norm
+    if torch.is_grad_enabled():
+        return _differentiable(dy, dsum, x, weight, size, code, eps, offset, wanted)
+    needs = wanted[0] + 2 * wanted[1] + 4 * wanted[2]
+    dx, dweight, dbias = ops.norm_rows_backward.default(dy, dsum, x, stats, weight, size, code, eps, offset, needs)
+    shape = None if weight is None else weight.shape
+    return (
+        dx if wanted[0] else None,
+        dweight.view(shape) if wanted[1] else None,
+        dbias.view(shape) if wanted[2] else None,
+    )
+
+
+def _differentiable(
+    dy: torch.Tensor,
+    dsum: torch.Tensor | None,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    size: int,
+    code: int,
+    eps: float,
+    offset: float,
+    wanted: tuple[bool, ...],
+) -> _Tensors:
+    """Return the gradients as operations that can be differentiated again; formulas as in csrc/rows.h."""
+    sums = torch.float64 if x.dtype is torch.float64 else torch.float32
+    rows, upstream = x.reshape(-1, size).to(sums), dy.reshape(-1, size).to(sums)
+    kind = Code.kind(code)
+    centred = kind in (Code.LAYER, Code.TORCH_LAYER)
+    c = rows - rows.mean(-1, keepdim=True) if centred else rows
+    s = c.pow(2).sum(-1, keepdim=True)
+    s, count = (s, 1) if kind == Code.L2 else (s / size, size)
+    if code & (Code.EPS_OUTSIDE | Code.EPS_CLAMP):
+        length = torch.where(s > 0, torch.where(s > 0, s, 1.0).sqrt(), 0.0)
+        root = length.clamp_min(eps) if code & Code.EPS_CLAMP else length + eps
+        # d root / d s times 2 root: root / sqrt(s) where the root grows with s, 0 where it does not
+        grows = (length > eps) if code & Code.EPS_CLAMP else (length > 0)
+        share = torch.where(grows, root / torch.where(grows, length, 1.0), 0.0)
+    else:
+        root, share = (s + eps).sqrt(), 1.0
+    hat = c / root
+    gain = None if weight is None else (weight.to(sums) + offset).reshape(-1)
+    g = upstream if gain is None else upstream * gain
+    dx = g - hat * (g * hat).sum(-1, keepdim=True) * (share / count)
+    dx = (dx - g.mean(-1, keepdim=True) if centred else dx) / root
+    dx = dx.reshape(x.shape) if dsum is None else dx.reshape(x.shape) + dsum.to(sums)
+    dweight = dbias = None
+    if weight is not None and wanted[1]:
+        each = (upstream * hat).sum(0)
+        dweight = (each if weight.numel() == size else each.sum()).reshape(weight.shape).to(weight.dtype)
+    if weight is not None and wanted[2]:
+        dbias = upstream.sum(0).reshape(weight.shape).to(weight.dtype)
+    return dx.to(x.dtype) if wanted[0] else None, dweight, dbias

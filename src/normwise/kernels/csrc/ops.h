@@ -1,0 +1,158 @@
+// What the operators share: tensors of the stable ABI seen as rows of contiguous elements, and scratch memory.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <tuple>
+
+#include "isa.h"
+#include "rows_table.h"
+
+namespace normwise {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+
+// Work below this many elements is not worth a second thread: waking one takes about as long as normalizing them.
+constexpr int64_t GRAIN = 32768;
+
+inline Dtype dtype_of(const Tensor& t, const char* name) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float:
+      return Dtype::f32;
+    case ScalarType::BFloat16:
+      return Dtype::bf16;
+    case ScalarType::Half:
+      return Dtype::f16;
+    case ScalarType::Double:
+      return Dtype::f64;
+    default:
+      STD_TORCH_CHECK(false, "normwise: ", name, " must be float16, bfloat16, float32 or float64");
+  }
+}
+
+inline ScalarType scalar_type(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32:
+      return ScalarType::Float;
+    case Dtype::bf16:
+      return ScalarType::BFloat16;
+    case Dtype::f16:
+      return ScalarType::Half;
+    default:
+      return ScalarType::Double;
+  }
+}
+
+inline Dtype sums_of(Dtype dtype) { return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32; }
+inline int64_t bytes_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2; }
+
+inline Tensor empty_as(const Tensor& like, std::initializer_list<int64_t> sizes, Dtype dtype) {
+  return torch::stable::new_empty(like, {sizes.begin(), sizes.size()}, scalar_type(dtype));
+}
+
+inline Tensor empty_shaped(const Tensor& like, Dtype dtype) {
+  return torch::stable::new_empty(like, like.sizes(), scalar_type(dtype));
+}
+
+// A tensor as rows of `size` contiguous elements, `stride` elements apart; copied only where it is not that.
+struct Rows {
+  Tensor tensor;
+  Dtype dtype;
+  int64_t rows, stride;
+  const void* data() const { return tensor.const_data_ptr(); }
+};
+
+inline bool has_rows(const Tensor& t, int64_t size, int64_t& stride) {
+  const auto sizes = t.sizes(), strides = t.strides();
+  int64_t axis = (int64_t)sizes.size() - 1, inner = 1;
+  for (; axis >= 0 && inner < size; --axis) {  // the axes of one row, without gaps
+    if (sizes[axis] != 1 && strides[axis] != inner) return false;
+    inner *= sizes[axis];
+  }
+  if (inner != size) return false;
+  stride = size;
+  int64_t next = -1;  // the stride that the axis before must have
+  for (; axis >= 0; --axis) {
+    if (sizes[axis] == 1) continue;
+    if (next < 0)
+      stride = strides[axis];
+    else if (strides[axis] != next)
+      return false;
+    next = strides[axis] * sizes[axis];
+  }
+  return true;
+}
+
+inline Rows rows_of(const Tensor& t, int64_t size, const char* name) {
+  STD_TORCH_CHECK(size > 0 && t.numel() % size == 0, "normwise: ", name, " has no rows of ", size, " elements");
+  int64_t stride = size;
+  const Dtype dtype = dtype_of(t, name);
+  if (t.is_contiguous() || t.numel() == 0 || has_rows(t, size, stride)) return {t, dtype, t.numel() / size, stride};
+  return {torch::stable::contiguous(t), dtype, t.numel() / size, size};
+}
+
+inline void check_same(const Tensor& t, const Tensor& x, const char* name) {
+  bool same = t.dim() == x.dim();
+  for (int64_t axis = 0; same && axis < x.dim(); ++axis) same = t.size(axis) == x.size(axis);
+  STD_TORCH_CHECK(same, "normwise: ", name, " must have the shape of x");
+}
+
+// Gain or bias in the type of sums, one number for each of `size` elements; the weight itself where it is that.
+class Widened {
+ public:
+  Widened(
+      const MaybeTensor& weight, Dtype x, int64_t size, double offset, bool round, bool paired, const char* name) {
+    const Dtype sums = sums_of(x);
+    if (!weight) {
+      fill({nullptr, nullptr, size, 0, 0.0, false, paired}, sums);
+      return;
+    }
+    const Dtype dtype = dtype_of(*weight, name);
+    STD_TORCH_CHECK(sums_of(dtype) == sums, "normwise: ", name, " must have the dtype of x or float32");
+    STD_TORCH_CHECK(
+        weight->numel() == size || weight->numel() == 1, "normwise: ", name, " must hold 1 or ", size, " elements");
+    tensor_ = weight->is_contiguous() ? *weight : torch::stable::contiguous(*weight);
+    if (dtype == sums && offset == 0.0 && weight->numel() == size && !paired)
+      data_ = tensor_->const_data_ptr();
+    else
+      fill({tensor_->const_data_ptr(), nullptr, size, weight->numel() == 1 && size != 1, offset, round, paired}, dtype);
+  }
+  const void* data() const { return data_; }
+
+ private:
+  void fill(Widen args, Dtype dtype) {
+    scratch_.reset(new char[args.size * bytes_of(sums_of(dtype))]);
+    args.to = scratch_.get();
+    rows_table().widen[(int)dtype](args);
+    data_ = scratch_.get();
+  }
+  std::unique_ptr<char[]> scratch_;
+  MaybeTensor tensor_;
+  const void* data_ = nullptr;
+};
+
+// Into how many blocks rows are cut for the sums of weight gradients. It depends on the shape alone, so that the
+// result does not depend on the number of threads: enough blocks for 64 threads where there is work for them, and
+// at most about 1024 rows a block, so that float32 adds up few numbers one after the other.
+inline int64_t blocks_of(int64_t rows, int64_t size) {
+  const int64_t by_work = std::min<int64_t>(64, rows * size / GRAIN), by_length = (rows + 1023) / 1024;
+  return std::max<int64_t>(1, std::min(rows, std::max(by_work, by_length)));
+}
+
+// Rows of bfloat16 alone are read in pairs, see lot.h.
+inline bool in_pairs(Dtype x, Dtype y) { return x == Dtype::bf16 && y == Dtype::bf16; }
+
+template <class F>
+inline void in_parallel(int64_t count, int64_t elements_each, const F& work) {
+  if (count > 0) torch::stable::parallel_for(0, count, std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, elements_each)), work);
+}
+
+}  // namespace normwise

@@ -1,0 +1,151 @@
+// Operators over rows: norm_rows, norm_rows_saving, norm_rows_backward and add_norm_rows; schemas in _ops.py.
+#include "ops.h"
+
+namespace normwise {
+
+NW_CHOOSE(RowsTable, rows_table)
+
+namespace {
+
+Dtype out_dtype(Dtype x, const MaybeTensor& weight, int64_t code) {
+  if ((code & PROMOTE) && weight && dtype_of(*weight, "weight") == Dtype::f32 && x != Dtype::f64) return Dtype::f32;
+  return x;
+}
+
+void forward(
+    const Rows& x, const Tensor& y, const MaybeTensor& weight, const MaybeTensor& bias, const Tensor* stats,
+    int64_t size, int64_t code, double eps, double offset) {
+  const bool paired = in_pairs(x.dtype, dtype_of(y, "y"));
+  const Widened gain(weight, x.dtype, size, offset, code & OFFSET_IN_WEIGHT_DTYPE, paired, "weight");
+  std::optional<Widened> shift;
+  if (bias) shift.emplace(bias, x.dtype, size, 0.0, false, paired, "bias");
+  char* kept = stats ? (char*)stats->mutable_data_ptr() : nullptr;
+  const int64_t row_of_stats = x.rows * bytes_of(sums_of(x.dtype));
+  const bool mean = kept && centers(code);
+  const RowsForward args{
+      x.data(), x.stride, y.mutable_data_ptr(), gain.data(), shift ? shift->data() : nullptr,
+      mean ? kept : nullptr, mean ? kept + row_of_stats : kept, size, code, eps};
+  const auto kernel = rows_table().rows_forward[(int)x.dtype][(int)dtype_of(y, "y")];
+  STD_TORCH_CHECK(kernel, "normwise: no kernel for this pair of dtypes");
+  in_parallel(x.rows, size, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
+
+Tensor new_stats(const Rows& x, int64_t code) {
+  return empty_as(x.tensor, {centers(code) ? 2 : 1, x.rows}, sums_of(x.dtype));
+}
+
+Tensor norm_rows(
+    const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, int64_t size, int64_t code, double eps,
+    double offset) {
+  const Rows rows = rows_of(x, size, "x");
+  const Tensor y = empty_shaped(x, out_dtype(rows.dtype, weight, code));
+  forward(rows, y, weight, bias, nullptr, size, code, eps, offset);
+  return y;
+}
+
+std::tuple<Tensor, Tensor> norm_rows_saving(
+    const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, int64_t size, int64_t code, double eps,
+    double offset) {
+  const Rows rows = rows_of(x, size, "x");
+  const Tensor y = empty_shaped(x, out_dtype(rows.dtype, weight, code)), stats = new_stats(rows, code);
+  forward(rows, y, weight, bias, &stats, size, code, eps, offset);
+  return {y, stats};
+}
+
+std::tuple<Tensor, Tensor, Tensor> add_norm_rows(
+    const Tensor& x, const Tensor& residual, const MaybeTensor& weight, const MaybeTensor& bias, int64_t size,
+    int64_t code, double eps, double offset, bool wide) {
+  check_same(residual, x, "residual");
+  const Rows own = rows_of(x, size, "x"), stream = rows_of(residual, size, "residual");
+  const Dtype sum = own.dtype == Dtype::f64 ? Dtype::f64
+                    : wide || own.dtype != stream.dtype ? Dtype::f32
+                                                        : own.dtype;
+  const auto add = rows_table().add_rows[(int)own.dtype][(int)stream.dtype][(int)sum];
+  const auto kernel = rows_table().rows_forward[(int)sum][(int)own.dtype];
+  STD_TORCH_CHECK(add && kernel, "normwise: no kernel for a residual of this dtype beside x");
+  const Tensor summed = empty_shaped(x, sum), y = empty_shaped(x, own.dtype);
+  const Rows rows{summed, sum, own.rows, size};
+  const Tensor stats = new_stats(rows, code);
+
+  const bool paired = in_pairs(sum, own.dtype);
+  const Widened gain(weight, sum, size, offset, code & OFFSET_IN_WEIGHT_DTYPE, paired, "weight");
+  std::optional<Widened> shift;
+  if (bias) shift.emplace(bias, sum, size, 0.0, false, paired, "bias");
+  char* kept = (char*)stats.mutable_data_ptr();
+  const AddRows adding{own.data(), stream.data(), own.stride, stream.stride, summed.mutable_data_ptr(), size};
+  const RowsForward args{
+      adding.sum, size, y.mutable_data_ptr(), gain.data(), shift ? shift->data() : nullptr,
+      centers(code) ? kept : nullptr, centers(code) ? kept + rows.rows * bytes_of(sums_of(sum)) : kept, size, code, eps};
+  in_parallel(rows.rows, size, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {  // row by row: the sum is read again while it is in the cache
+      add(adding, row, row + 1);
+      kernel(args, row, row + 1);
+    }
+  });
+  return {y, summed, stats};
+}
+
+// The sums of all blocks, in their order; `parts` as the kernels left them.
+Tensor merged(const Tensor& like, Merge args, Dtype dtype, bool one) {
+  const Dtype each = one ? sums_of(dtype) : dtype;
+  const int64_t lot = 128 / bytes_of(sums_of(dtype));
+  const Tensor out = empty_as(like, {args.size}, each);
+  args.out = out.mutable_data_ptr();
+  in_parallel((args.size + lot - 1) / lot, args.blocks * lot, [&](int64_t begin, int64_t end) {
+    rows_table().merge[(int)each](args, begin, end);
+  });
+  if (!one) return out;
+  // one number for all features: its gradient is the sum of theirs, added up in one fixed order
+  const Tensor number = empty_as(like, {1}, dtype);
+  rows_table().merge[(int)dtype]({args.out, number.mutable_data_ptr(), args.size, 1, 1, false}, 0, 1);
+  return number;
+}
+
+std::tuple<Tensor, Tensor, Tensor> norm_rows_backward(
+    const Tensor& dy, const MaybeTensor& dsum, const Tensor& x, const Tensor& stats, const MaybeTensor& weight,
+    int64_t size, int64_t code, double eps, double offset, int64_t needs) {
+  check_same(dy, x, "dy");
+  const Rows rows = rows_of(x, size, "x"), upstream = rows_of(dy, size, "dy");
+  std::optional<Rows> stream;
+  if (dsum) {
+    check_same(*dsum, x, "dsum");
+    stream.emplace(rows_of(*dsum, size, "dsum"));
+    STD_TORCH_CHECK(stream->dtype == rows.dtype, "normwise: dsum must have the dtype of x");
+  }
+  const auto kernel = rows_table().rows_backward[(int)rows.dtype][(int)upstream.dtype];
+  STD_TORCH_CHECK(kernel, "normwise: no kernel for a gradient of this dtype beside x");
+  const Dtype sums = sums_of(rows.dtype), held = weight ? dtype_of(*weight, "weight") : sums;
+  const bool paired = in_pairs(rows.dtype, upstream.dtype);
+  const Widened gain(weight, rows.dtype, size, offset, code & OFFSET_IN_WEIGHT_DTYPE, paired, "weight");
+  const int weights = needs & 4 ? 2 : needs & 2 ? 1 : 0;
+  const int64_t blocks = blocks_of(rows.rows, size);
+  const std::unique_ptr<char[]> parts(new char[weights ? blocks * weights * size * bytes_of(sums) : 1]);
+  const Tensor dx = empty_shaped(x, rows.dtype);
+  const char* kept = (const char*)stats.const_data_ptr();
+  const RowsBackward args{
+      upstream.data(), upstream.stride, stream ? stream->data() : nullptr, stream ? stream->stride : 0, rows.data(),
+      rows.stride, kept, centers(code) ? kept + rows.rows * bytes_of(sums) : kept, gain.data(), dx.mutable_data_ptr(),
+      parts.get(), weights, rows.rows, blocks, size, code, eps};
+  if (rows.rows > 0) {
+    in_parallel(blocks, rows.rows * size / blocks, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+  } else if (weights) {
+    std::fill_n(parts.get(), blocks * weights * size * bytes_of(sums), 0);
+  }
+  const bool one = weight && weight->numel() == 1 && size != 1;
+  const int64_t stride = weights * size;
+  const Tensor none = empty_as(x, {0}, sums);
+  return {
+      dx, needs & 2 ? merged(x, {parts.get(), nullptr, blocks, stride, size, paired}, held, one) : none,
+      needs & 4 ? merged(x, {parts.get() + size * bytes_of(sums), nullptr, blocks, stride, size, paired}, held, false)
+                : none};
+}
+
+}  // namespace
+}  // namespace normwise
+
+STABLE_TORCH_LIBRARY_IMPL(normwise, CPU, m) {
+  m.impl("norm_rows", TORCH_BOX(&normwise::norm_rows));
+  m.impl("norm_rows_saving", TORCH_BOX(&normwise::norm_rows_saving));
+  m.impl("norm_rows_backward", TORCH_BOX(&normwise::norm_rows_backward));
+  m.impl("add_norm_rows", TORCH_BOX(&normwise::add_norm_rows));
+}

@@ -1,0 +1,312 @@
+// Norms of rows: RMSNorm, LayerNorm and ScaleNorm over contiguous elements, forward and backward.
+#pragma once
+
+#include "isa.h"
+#include "lot.h"
+#include "rows_table.h"
+#include "sums.h"
+
+namespace normwise::NW_ISA {
+
+// A row whose squares cannot be summed safely is scaled by a power of two first: from 2^LARGE up, as eager does.
+template <class A>
+struct Range;
+template <>
+struct Range<float> {
+  static constexpr int LARGE = 40;
+  static constexpr float SQUARES = 0x1p80f, MEAN = 0x1p40f;
+};
+template <>
+struct Range<double> {
+  static constexpr int LARGE = 320;
+  static constexpr double SQUARES = 0x1p640, MEAN = 0x1p320;
+};
+
+template <class A>
+struct Measured {
+  A mean;
+  A statistic;
+  bool large;  // squares or mean so large that the largest element must be looked at
+};
+
+template <class T, bool PAIRED>
+NW_APART Measured<Acc<T>> measure(const T* x, int64_t n, int64_t code) {
+  using A = Acc<T>;
+  const int64_t kind = code & KIND;
+  A mean = 0, squares;
+  if (kind == TORCH_LAYER) {
+    const Moments<A> found = torch_moments(x, n);
+    mean = found.mean, squares = found.square;
+  } else if (kind == LAYER) {
+    mean = cascade_sum<A, PAIRED>(n, [&](auto at) NW_ALWAYS { return read(x, at); }) / (A)n;
+    squares = cascade_sum<A, PAIRED>(n, [&](auto at) NW_ALWAYS {
+      const auto c = read(x, at) - mean;
+      return c * c;
+    });
+  } else {
+    squares = sum_of_squares<T, PAIRED>(x, n);
+  }
+  const bool safe = squares < Range<A>::SQUARES && magnitude(mean) < Range<A>::MEAN;
+  return {mean, kind == L2 ? squares : squares / (A)n, !safe};
+}
+
+template <class A>
+NW_INLINE A root_of(A statistic, A eps, int64_t code) {
+  switch (code & ROOT) {
+    case EPS_OUTSIDE:
+      return root(statistic) + eps;
+    case EPS_CLAMP: {
+      const A r = root(statistic);
+      return r > eps ? r : r == r ? eps : r;
+    }
+    default:
+      return root(statistic + eps);
+  }
+}
+
+enum Quotient { PRODUCT, CENTRED_PRODUCT, QUOTIENT, TORCH };
+
+// Whether rows of these two types are read in pairs; gain, bias and sums are then laid out in that order.
+template <class X, class Y>
+constexpr bool PAIRED = __is_same(X, Bf16) && __is_same(Y, Bf16);
+
+// y = round(quotient) * gain + bias; ROUND rounds to T. TORCH: multiplied out as torch's layer_norm does, which folds
+// the mean into an addend in half precision only.
+template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
+NW_INLINE void apply(const T* x, Out* y, const Acc<T>* gain, const Acc<T>* bias, int64_t n, Acc<T> mean, Acc<T> by) {
+  using A = Acc<T>;
+  constexpr bool FOLDED = QUOTIENT_KIND == TORCH && sizeof(T) == 2;
+  const A shift = -by * mean;
+  along<A, PAIRED<T, Out>>(n, [&](auto at) NW_ALWAYS {
+    auto v = read(x, at);
+    if constexpr (QUOTIENT_KIND == QUOTIENT)
+      v = (v - mean) / by;
+    else if constexpr (FOLDED)
+      v = fma(v, by, shift);
+    else if constexpr (QUOTIENT_KIND == PRODUCT)
+      v = v * by;
+    else
+      v = (v - mean) * by;
+    if constexpr (ROUND) v = rounded(v, T{});
+    if constexpr (BIAS && QUOTIENT_KIND == TORCH)
+      v = fma(v, read(gain, at), read(bias, at));
+    else {
+      v = v * read(gain, at);
+      if constexpr (BIAS) v = v + read(bias, at);
+    }
+    write(y, at, v);
+  });
+}
+
+template <class A>
+NW_INLINE A peak_of(const A* x, int64_t n) {
+  A peak = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const A size = magnitude(x[i]);
+    if (!(size <= peak)) peak = size;  // NaN stays
+    if (peak != peak) return peak;
+  }
+  return peak;
+}
+
+template <class A>
+struct Factors {
+  A mean, rstd;  // of the row as it came
+};
+
+// Rows with elements of 2^41 and more (2^321 in float64): multiplied by an exact power of two, then as all others.
+// They are rare, so one copy of this code, element by element, serves every case.
+template <class T, class Out>
+NW_APART Factors<Acc<T>> norm_large_row(const T* x, Out* y, const RowsForward& a, Acc<T> mean, Acc<T> statistic) {
+  using A = Acc<T>;
+  A* row = new A[a.size];
+  for (int64_t i = 0; i < a.size; ++i) row[i] = load1(x + i);
+  const A peak = peak_of(row, a.size);
+  A power = 1;
+  if (!(peak < __builtin_huge_val())) {  // infinity or NaN: nothing of the row is known
+    statistic = __builtin_nan("");
+  } else if (const int exponent = __builtin_ilogb(peak); exponent > Range<A>::LARGE) {
+    power = (A)__builtin_ldexp(1.0, Range<A>::LARGE - exponent);
+    for (int64_t i = 0; i < a.size; ++i) row[i] *= power;
+    const Measured<A> found = measure<A, false>(row, a.size, a.code);
+    mean = found.mean, statistic = found.statistic;
+  }
+  const A divisor = root_of(statistic, (A)a.eps, a.code), rstd = (A)1 / divisor;
+  const A *gain = (const A*)a.gain, *bias = (const A*)a.bias;
+  for (int64_t i = 0; i < a.size; ++i) {
+    A v = row[i] - mean;
+    v = a.code & DIVIDE ? v / divisor : v * rstd;
+    if (a.code & ROUND_BEFORE_WEIGHT) v = rounded(v, T{});
+    const int64_t at = position(i, a.size, PAIRED<T, Out>);
+    store1(y + i, bias ? v * gain[at] + bias[at] : v * gain[at]);
+  }
+  delete[] row;
+  return {mean / power, rstd * power};
+}
+
+template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
+void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = (const T*)a.x + row * a.x_stride;
+    Out* y = (Out*)a.y + row * a.size;
+    const Measured<A> found = measure<T, __is_same(T, Bf16)>(x, a.size, a.code);
+    Factors<A> factors;
+    if (__builtin_expect(found.large, 0)) {
+      factors = norm_large_row(x, y, a, found.mean, found.statistic);
+    } else {
+      const A divisor = root_of(found.statistic, (A)a.eps, a.code), rstd = (A)1 / divisor;
+      apply<T, Out, QUOTIENT_KIND, ROUND, BIAS>(
+          x, y, (const A*)a.gain, (const A*)a.bias, a.size, found.mean, QUOTIENT_KIND == QUOTIENT ? divisor : rstd);
+      factors = {found.mean, rstd};
+    }
+    if (a.mean) ((A*)a.mean)[row] = factors.mean;
+    if (a.rstd) ((A*)a.rstd)[row] = factors.rstd;
+  }
+}
+
+template <class T, class Out, int QUOTIENT_KIND>
+NW_INLINE void forward_any(const RowsForward& a, int64_t begin, int64_t end) {
+  constexpr bool HALF = sizeof(T) == 2;  // elsewhere there is nothing to round
+  if (HALF && (a.code & ROUND_BEFORE_WEIGHT))
+    return a.bias ? forward_rows<T, Out, QUOTIENT_KIND, HALF, true>(a, begin, end)
+                  : forward_rows<T, Out, QUOTIENT_KIND, HALF, false>(a, begin, end);
+  return a.bias ? forward_rows<T, Out, QUOTIENT_KIND, false, true>(a, begin, end)
+                : forward_rows<T, Out, QUOTIENT_KIND, false, false>(a, begin, end);
+}
+
+template <class T, class Out>
+void rows_forward(const RowsForward& a, int64_t begin, int64_t end) {
+  if ((a.code & KIND) == TORCH_LAYER) return forward_any<T, Out, TORCH>(a, begin, end);
+  if (a.code & DIVIDE) return forward_any<T, Out, QUOTIENT>(a, begin, end);
+  if (centers(a.code)) return forward_any<T, Out, CENTRED_PRODUCT>(a, begin, end);
+  return forward_any<T, Out, PRODUCT>(a, begin, end);
+}
+
+template <class X, class R, class S>
+void add_rows(const AddRows& a, int64_t begin, int64_t end) {
+  using A = Acc<S>;
+  for (int64_t row = begin; row < end; ++row) {
+    const X* x = (const X*)a.x + row * a.x_stride;
+    const R* residual = (const R*)a.residual + row * a.residual_stride;
+    S* sum = (S*)a.sum + row * a.size;
+    along<A, __is_same(X, Bf16) && __is_same(R, Bf16) && __is_same(S, Bf16)>(
+        a.size, [&](auto at) NW_ALWAYS { write(sum, at, read(x, at) + read(residual, at)); });
+  }
+}
+
+// -- backward -----------------------------------------------------------------------------------------
+
+// d root / d statistic, times 2 root: 1 where the root is that of statistic + eps.
+template <class A>
+NW_INLINE A root_share(A rstd, A eps, int64_t code) {
+  const A divisor = (A)1 / rstd;
+  switch (code & ROOT) {
+    case EPS_OUTSIDE:
+      return divisor > eps ? divisor / (divisor - eps) : (A)0;
+    case EPS_CLAMP:
+      return divisor > eps ? (A)1 : (A)0;
+    default:
+      return 1;
+  }
+}
+
+// dx = rstd * (g - xhat * mean(g * xhat) - mean(g)), g = dy * gain; the last mean only of centred norms.
+template <class X, class D, bool CENTER, bool SUM, int WEIGHTS>
+NW_INLINE void backward_row(
+    const D* dy, const X* x, const X* dsum, X* dx, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n,
+    Acc<X> mean, Acc<X> rstd, Acc<X> share) {
+  using A = Acc<X>;
+  Sum<A> dots, sums;
+  along<A, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
+    const auto g = read(dy, at) * read(gain, at);
+    auto hat = read(x, at);
+    if constexpr (CENTER) hat = hat - mean;
+    dots.of(at) = fma(g, hat * rstd, dots.of(at));
+    if constexpr (CENTER) sums.of(at) = sums.of(at) + g;
+  });
+  const A along_hat = -dots.total() * share, level = CENTER ? sums.total() / (A)n : (A)0;
+  along<A, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
+    const auto d = read(dy, at);
+    auto hat = read(x, at);
+    if constexpr (CENTER) hat = hat - mean;
+    hat = hat * rstd;
+    auto g = fma(hat, along_hat, d * read(gain, at));
+    if constexpr (CENTER) g = g - level;
+    g = g * rstd;
+    if constexpr (SUM) g = g + read(dsum, at);
+    write(dx, at, g);
+    if constexpr (WEIGHTS > 0) write(dgain, at, fma(d, hat, read(dgain, at)));
+    if constexpr (WEIGHTS > 1) write(dbias, at, read(dbias, at) + d);
+  });
+}
+
+template <class X, class D, bool CENTER, bool SUM, int WEIGHTS>
+void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
+  using A = Acc<X>;
+  const int64_t n = a.size;
+  for (int64_t block = begin; block < end; ++block) {
+    A* dgain = (A*)a.parts + block * a.weights * n;
+    A* dbias = dgain + n;
+    if constexpr (WEIGHTS > 0)
+      for (int64_t i = 0; i < WEIGHTS * n; ++i) dgain[i] = 0;
+    const int64_t last = (block + 1) * a.rows / a.blocks;
+    for (int64_t row = block * a.rows / a.blocks; row < last; ++row) {
+      const A rstd = ((const A*)a.rstd)[row], mean = CENTER ? ((const A*)a.mean)[row] : (A)0;
+      A share = root_share(rstd, (A)a.eps, a.code);
+      if ((a.code & KIND) != L2) share /= (A)n;
+      backward_row<X, D, CENTER, SUM, WEIGHTS>(
+          (const D*)a.dy + row * a.dy_stride, (const X*)a.x + row * a.x_stride,
+          SUM ? (const X*)a.dsum + row * a.dsum_stride : nullptr, (X*)a.dx + row * n, (const A*)a.gain, dgain, dbias, n,
+          mean, rstd, share);
+    }
+  }
+}
+
+template <class X, class D, bool CENTER, bool SUM>
+NW_INLINE void backward_weights(const RowsBackward& a, int64_t begin, int64_t end) {
+  if (a.weights == 0) return backward_blocks<X, D, CENTER, SUM, 0>(a, begin, end);
+  if (a.weights == 1) return backward_blocks<X, D, CENTER, SUM, 1>(a, begin, end);
+  return backward_blocks<X, D, CENTER, SUM, 2>(a, begin, end);
+}
+
+template <class X, class D>
+void rows_backward(const RowsBackward& a, int64_t begin, int64_t end) {
+  if (centers(a.code))
+    return a.dsum ? backward_weights<X, D, true, true>(a, begin, end) : backward_weights<X, D, true, false>(a, begin, end);
+  return a.dsum ? backward_weights<X, D, false, true>(a, begin, end) : backward_weights<X, D, false, false>(a, begin, end);
+}
+
+// -- gains and their gradients ------------------------------------------------------------------------
+
+template <class T>
+void widen_weight(const Widen& a) {
+  using A = Acc<T>;
+  const T* from = (const T*)a.from;
+  A* to = (A*)a.to;
+  for (int64_t i = 0; i < a.size; ++i) {
+    A value = from ? load1(from + (a.repeat ? 0 : i)) : (A)1;
+    if (from && a.offset != 0) {
+      value = (A)a.offset + value;
+      if (a.round) value = rounded(value, T{});
+    }
+    if (a.paired && value != value) value = __builtin_nanf("");  // what writes pairs relies on it
+    to[position(i, a.size, a.paired)] = value;
+  }
+}
+
+template <class T>
+void merge_parts(const Merge& a, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  const A* parts = (const A*)a.parts;
+  T* out = (T*)a.out;
+  for (int64_t from = begin * BLOCK<A>; from < least(end * BLOCK<A>, a.size); from += BLOCK<A>) {
+    const int64_t n = least(BLOCK<A>, a.size - from);
+    A sums[BLOCK<A>] = {};
+    for (int64_t block = 0; block < a.blocks; ++block)
+      for (int64_t i = 0; i < n; ++i) sums[i] += parts[block * a.stride + from + i];
+    for (int64_t i = 0; i < n; ++i) store1(out + from + i, sums[position(from + i, a.size, a.paired) - from]);
+  }
+}
+
+}  // namespace normwise::NW_ISA

@@ -1,0 +1,244 @@
+// Sums of a row in the order of torch's CPU kernels, so that a norm has the bits of its eager definition.
+//
+// torch adds in vectors of 32 bytes, four at a time (128 bytes: PARTS registers here, whatever their width), and
+// in levels: after 2^power blocks the lowest level is added to the next, which keeps the error of long rows small.
+// Since the order is written down here, not left to the width of the machine, AVX2 and AVX-512 give the same bits.
+#pragma once
+
+#include "lot.h"
+
+namespace normwise::NW_ISA {
+
+NW_INLINE int64_t ceil_log2(int64_t n) { return n <= 2 ? 1 : 64 - __builtin_clzll((uint64_t)(n - 1)); }
+
+// The sum over a row of n, where add(sum, place) is the sum with the term at that place.
+template <class A, bool PAIRED, class Add>
+NW_INLINE A cascade(int64_t n, Add add) {
+  constexpr int LEVELS = 4;
+  constexpr int64_t WIDTH = 32 / sizeof(A);  // of torch's vector
+  if (n < WIDTH) {                           // torch adds such rows one by one, in four sums
+    A part[4] = {0, 0, 0, 0};
+    int64_t i = 0;
+    if (n >= 4)
+      for (; i < 4; ++i) part[i] = add((A)0, One{i});
+    for (; i < n; ++i) part[0] = add(part[0], One{i});
+    return ((part[0] + part[1]) + part[2]) + part[3];
+  }
+  const int64_t blocks = n / BLOCK<A>;
+  const int64_t power = most(4, ceil_log2(blocks) / LEVELS), step = (int64_t)1 << power, mask = step - 1;
+  Lot<A> sums[LEVELS] = {};
+  int64_t block = 0;
+  while (block + step <= blocks) {
+    Lot<A> low{};
+    for (int64_t end = block + step; block < end; ++block) low = add(low, Block<PAIRED>{block * BLOCK<A>});
+    sums[1] = sums[1] + low;
+    for (int level = 2; level < LEVELS && (block & (mask << ((level - 1) * power))) == 0; ++level) {
+      sums[level] = sums[level] + sums[level - 1];
+      sums[level - 1] = Lot<A>{};
+    }
+  }
+  for (; block < blocks; ++block) sums[0] = add(sums[0], Block<PAIRED>{block * BLOCK<A>});
+  for (int level = 1; level < LEVELS; ++level) sums[0] = sums[0] + sums[level];
+  A stored[BLOCK<A>], part[BLOCK<A>];
+  memcpy(stored, sums[0].v, sizeof stored);
+  _Pragma("GCC unroll 32") for (int64_t i = 0; i < BLOCK<A>; ++i) part[i] = stored[position(i, BLOCK<A>, PAIRED)];
+  int64_t i = blocks * BLOCK<A>;
+  for (; i + WIDTH <= n; i += WIDTH)
+    for (int64_t lane = 0; lane < WIDTH; ++lane) part[lane] = add(part[lane], One{i + lane});
+  for (int64_t row = 1; row < 4; ++row)
+    for (int64_t lane = 0; lane < WIDTH; ++lane) part[lane] += part[row * WIDTH + lane];
+  A sum = 0;
+  for (; i < n; ++i) sum = add(sum, One{i});
+  for (int64_t lane = 0; lane < WIDTH; ++lane) sum += part[lane];
+  return sum;
+}
+
+// The sum of term(place) over a row of n.
+template <class A, bool PAIRED, class Term>
+NW_INLINE A cascade_sum(int64_t n, Term term) {
+  return cascade<A, PAIRED>(n, [&](auto sum, auto at) NW_ALWAYS { return sum + term(at); });
+}
+
+// The sum of squares of a row. The square of a half-precision number is exact in float32, so that multiplying and
+// adding in one instruction gives the same bits there.
+template <class T, bool PAIRED>
+NW_INLINE Acc<T> sum_of_squares(const T* x, int64_t n) {
+  return cascade<Acc<T>, PAIRED>(n, [&](auto sum, auto at) NW_ALWAYS {
+    const auto v = read(x, at);
+    if constexpr (sizeof(T) == 2)
+      return fma(v, v, sum);
+    else
+      return sum + v * v;
+  });
+}
+
+// -- mean and variance as torch's layer_norm finds them: Welford's recurrence, in chunks, merged pairwise -------
+
+template <class A>
+struct Wide;  // a vector of 32 bytes
+template <>
+struct Wide<float> {
+  typedef float Type __attribute__((vector_size(32)));
+  typedef int32_t Places __attribute__((vector_size(32)));
+};
+template <>
+struct Wide<double> {
+  typedef double Type __attribute__((vector_size(32)));
+};
+template <class A>
+using W = typename Wide<A>::Type;
+
+template <class A>
+NW_INLINE W<A> wide_fma(W<A> a, W<A> b, W<A> c) {
+#if NW_BYTES > 16
+  if constexpr (sizeof(A) == 4)
+    return (W<A>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+  else
+    return (W<A>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Of float32, float64 or float16; bfloat16 is read in pairs.
+template <class A, class T>
+NW_INLINE W<A> wide_load(const T* p) {
+  W<A> v;
+  if constexpr (sizeof(T) == sizeof(A)) {
+    memcpy(&v, p, sizeof v);
+  } else {
+#if NW_BYTES > 16
+    __m128i bits;
+    memcpy(&bits, p, sizeof bits);
+    v = (W<A>)_mm256_cvtph_ps(bits);
+#else
+    for (int64_t i = 0; i < 8; ++i) v[i] = load1(p + i);
+#endif
+  }
+  return v;
+}
+
+template <class A>
+struct Moments {
+  A mean, square;  // square: the sum of (x - mean)^2
+};
+
+// Chan's merge of two sets. Of the two cases that nearly all merges are, an empty set and one of equal size, the
+// result is known without a division; it is the same to the bit.
+template <class A>
+NW_INLINE void merge(int64_t count, W<A> mean, W<A> square, int64_t& n, W<A>& m1, W<A>& m2) {
+  if (n == 0) {
+    m1 = mean, m2 = square, n = count;
+    return;
+  }
+  const A share = n == count ? (A)0.5 : (A)count / (A)(n + count);
+  const W<A> delta = mean - m1, part = share * delta;
+  m2 = wide_fma<A>(delta * (A)n, part, m2 + square);
+  m1 = m1 + part;
+  n += count;
+}
+
+// The next 16 numbers of bfloat16, those at even and those at odd places; and back to natural order.
+NW_INLINE void read_pairs(const Bf16* p, W<float>& even, W<float>& odd) {
+  typedef uint32_t Words __attribute__((vector_size(32)));
+  Words pairs;
+  memcpy(&pairs, p, sizeof pairs);
+  even = (W<float>)(pairs << 16);
+  odd = (W<float>)(pairs & 0xffff0000u);
+}
+NW_INLINE void unpair(W<float>& even, W<float>& odd) {
+  const W<float> a = even, b = odd;
+  even = __builtin_shuffle(a, b, (Wide<float>::Places){0, 8, 1, 9, 2, 10, 3, 11});
+  odd = __builtin_shuffle(a, b, (Wide<float>::Places){4, 12, 5, 13, 6, 14, 7, 15});
+}
+
+// Welford's recurrence over `steps` vectors, for QUEUES independent sets at once to hide its latency.
+template <class A, class T, int QUEUES, int SPAN>
+NW_INLINE void welford(const T* x, int64_t steps, W<A>* m1, W<A>* m2) {
+  constexpr int64_t WIDTH = 32 / sizeof(A);
+  static constexpr A SHARES[16] = {A(1),      A(1) / 2,  A(1) / 3,  A(1) / 4,  A(1) / 5,  A(1) / 6,  A(1) / 7,  A(1) / 8,
+                                   A(1) / 9,  A(1) / 10, A(1) / 11, A(1) / 12, A(1) / 13, A(1) / 14, A(1) / 15, A(1) / 16};
+  W<A> means[QUEUES * SPAN] = {}, squares[QUEUES * SPAN] = {};
+  for (int64_t step = 0; step < steps; ++step) {
+    const W<A> share = SHARES[step] - W<A>{};
+    W<A> v[QUEUES * SPAN];
+    _Pragma("GCC unroll 8") for (int q = 0; q < QUEUES; ++q) {
+      const T* from = x + (q * 16 + step) * SPAN * WIDTH;
+      if constexpr (__is_same(T, Bf16)) {
+        read_pairs(from, v[q * SPAN], v[q * SPAN + 1]);
+      } else {
+        _Pragma("GCC unroll 2") for (int half = 0; half < SPAN; ++half)
+          v[q * SPAN + half] = wide_load<A>(from + half * WIDTH);
+      }
+    }
+    _Pragma("GCC unroll 8") for (int q = 0; q < QUEUES * SPAN; ++q) {
+      const W<A> delta = v[q] - means[q];
+      means[q] = wide_fma<A>(share, delta, means[q]);
+      squares[q] = wide_fma<A>(delta, v[q] - means[q], squares[q]);
+    }
+  }
+  if constexpr (__is_same(T, Bf16)) {
+    _Pragma("GCC unroll 4") for (int q = 0; q < QUEUES * SPAN; q += 2) {
+      unpair(means[q], means[q + 1]);
+      unpair(squares[q], squares[q + 1]);
+    }
+  }
+  _Pragma("GCC unroll 8") for (int q = 0; q < QUEUES * SPAN; ++q) {
+    m1[q] = means[q];
+    m2[q] = squares[q];
+  }
+}
+
+template <class T>
+NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n) {
+  using A = Acc<T>;
+  constexpr int64_t WIDTH = 32 / sizeof(A), CHUNK = 16;
+  constexpr int SPAN = sizeof(A) / sizeof(T);  // vectors of A in one vector of T
+  constexpr int QUEUES = 8 / SPAN;
+  const int64_t vectors = n / (WIDTH * SPAN), chunks = (vectors + CHUNK - 1) / CHUNK;
+  const int64_t depth = ceil_log2(chunks);
+  int64_t counts[64] = {0};
+  W<A> means[64], squares[64];
+  for (int64_t i = 0; i < most(depth, 1); ++i) means[i] = squares[i] = W<A>{};
+  for (int64_t chunk = 0; chunk < chunks;) {
+    const T* from = x + chunk * CHUNK * WIDTH * SPAN;
+    const bool all = (chunk + QUEUES) * CHUNK <= vectors;
+    const int64_t steps = all ? CHUNK : least(CHUNK, vectors - chunk * CHUNK);
+    W<A> m1[8], m2[8];
+    if (all)
+      welford<A, T, QUEUES, SPAN>(from, steps, m1, m2);
+    else
+      welford<A, T, 1, SPAN>(from, steps, m1, m2);
+    for (int q = 0; q < (all ? QUEUES : 1); ++q) {
+      for (int half = 0; half < SPAN; ++half)
+        merge<A>(steps, m1[q * SPAN + half], m2[q * SPAN + half], counts[0], means[0], squares[0]);
+      ++chunk;
+      for (int64_t level = 1, ones = chunk; level < depth && (ones & 1) == 0; ++level, ones >>= 1) {
+        merge<A>(counts[level - 1], means[level - 1], squares[level - 1], counts[level], means[level], squares[level]);
+        counts[level - 1] = 0;
+        means[level - 1] = squares[level - 1] = W<A>{};
+      }
+    }
+  }
+  for (int64_t level = 1; level < depth; ++level)
+    merge<A>(counts[level], means[level], squares[level], counts[0], means[0], squares[0]);
+  int64_t count = 0;
+  A mean = 0, square = 0;
+  for (int64_t i = vectors * WIDTH * SPAN; i < n; ++i) {
+    const A v = load1(x + i), delta = v - mean;
+    ++count;
+    mean += delta / (A)count;
+    square = fma(delta, v - mean, square);
+  }
+  const int64_t added = vectors * SPAN;
+  for (int64_t lane = 0; lane < WIDTH; ++lane) {
+    const int64_t sum = count + added;
+    const A share = sum == 0 ? (A)0 : (A)added / (A)sum, delta = means[0][lane] - mean;
+    mean = fma(share, delta, mean);
+    square += fma(delta * delta * share, (A)count, squares[0][lane]);
+    count = sum;
+  }
+  return {mean, square};
+}
+
+}  // namespace normwise::NW_ISA
