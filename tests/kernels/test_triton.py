@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from normwise.kernels import triton
+from normwise.spec import Cast, Form, NormSpec, Statistic, Weight
 from tests.kernels import triton_cases as cases
 from tests.kernels.triton_cases import LAYER, PROMOTE, RMS, ROUND, Case
 
@@ -40,6 +46,7 @@ VARIANTS = {
     "add halves": (H, H, H, H, 0.0, ROUND, False),
     "add to a wide stream": (B, B, None, F, 0.0, ROUND, False),
     "add to a wide sum": (B, F, None, B, 1.0, 0, True),
+    "add, and promote nothing": (H, F, None, H, 0.0, PROMOTE, False),
     "add without gain": (B, None, None, B, 0.0, 0, False),
 }
 
@@ -169,6 +176,100 @@ def test_a_row_that_is_not_finite_spoils_no_other(interpreted: Run, size: int, n
 @of_each_width
 def test_constant_rows(interpreted: Run, size: int, n: int, kind: int) -> None:
     interpreted(cases.check_constant_rows, Case(size, kind))
+
+
+PLAIN = NormSpec(eps=1e-5)
+LAYER_SPEC = NormSpec(center=True, statistic=Statistic.VARIANCE, eps=1e-5, bias=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype", "weight"),
+    [
+        (PLAIN, F, F),
+        (replace(PLAIN, cast=Cast.BEFORE_WEIGHT, out_dtype="promoted"), B, F),
+        (replace(PLAIN, cast=Cast.AFTER_WEIGHT, weight_offset=1.0), H, H),
+        (replace(PLAIN, eps=None), F, F),
+        (LAYER_SPEC, B, F),
+        (replace(LAYER_SPEC, form=Form.TORCH), F, F),
+    ],
+)
+def test_the_part_serves_specs_with_gradients(
+    interpreted: Run, spec: NormSpec, dtype: torch.dtype, weight: torch.dtype
+) -> None:
+    interpreted(cases.check_through_autograd, spec, dtype, weight)
+
+
+def test_operators_refuse_what_programs_would_misread(interpreted: Run) -> None:
+    interpreted(cases.check_errors)
+
+
+def test_programs_run_on_the_gpu_that_holds_the_tensors(interpreted: Run) -> None:
+    interpreted(cases.check_guard)
+
+
+# -- the part, on a machine without a GPU --------------------------------------------------------
+
+
+def test_without_triton_the_part_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    why = triton.unavailable.__wrapped__()
+    assert why is not None
+    assert "not installed" in why
+
+
+def test_without_a_gpu_the_part_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert triton.unavailable.__wrapped__() == "torch sees no GPU"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert triton.unavailable.__wrapped__() is None
+
+
+def test_importing_the_part_does_not_import_triton() -> None:
+    code = "import sys; import normwise.kernels.triton; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def on_gpu(*shape: int, dtype: torch.dtype = F) -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.empty(*shape, dtype=dtype, device="cuda")
+
+
+def test_takes_the_norms_of_models() -> None:
+    x, weight = on_gpu(2, 8, dtype=B), on_gpu(8)
+    assert triton.refusal(PLAIN, x, weight, None, None) is None
+    assert triton.refusal(LAYER_SPEC, x, weight, weight, None) is None
+    assert triton.refusal(replace(LAYER_SPEC, form=Form.TORCH), on_gpu(2, 8), None, None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "x", "weight", "reason"),
+    [
+        (PLAIN, torch.ones(2, 8), None, "on a GPU"),
+        (PLAIN, on_gpu(2, 8, dtype=torch.float64), None, "float32"),
+        (replace(PLAIN, statistic=Statistic.L2), on_gpu(2, 8), None, "sums of squares"),
+        (replace(PLAIN, eps_inside=False), on_gpu(2, 8), None, "eps elsewhere"),
+        (replace(PLAIN, eps_clamp=True), on_gpu(2, 8), None, "eps elsewhere"),
+        (replace(PLAIN, form=Form.DIVISION), on_gpu(2, 8), None, "divisions"),
+        (replace(PLAIN, weight=Weight.SCALAR), on_gpu(2, 8), on_gpu(1), "single number"),
+        (replace(PLAIN, eps=0.0), on_gpu(2, 8), None, "eps = 0"),
+        (PLAIN, on_gpu(2, 8), torch.ones(8), "another device"),
+    ],
+)
+def test_refuses_with_a_reason(spec: NormSpec, x: torch.Tensor, weight: torch.Tensor | None, reason: str) -> None:
+    why = triton.refusal(spec, x, weight, None, None)
+    assert why is not None
+    assert reason in why
+
+
+def test_refuses_operands_of_other_norms() -> None:
+    x = on_gpu(2, 8)
+    assert triton.refusal(PLAIN, x, None, None, x > 0) == "it takes no mask for a norm of rows"
+    assert triton.refusal(PLAIN, x, None, None, None, gate=x) == "it takes no gate for a norm of rows"
+
+
+def test_is_registered_for_cuda() -> None:
+    for name in ("norm_rows", "norm_rows_saving", "norm_rows_backward", "add_norm_rows"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"normwise::{name}", "CUDA")
 
 
 # -- compiled ahead, without a GPU ---------------------------------------------------------------

@@ -6,8 +6,8 @@ the shape alone. Row numbers are int64: offsets go beyond 2^31 elements.
 
 An argument whose name ends in ``_ptr`` may be None where the tensor is optional: that decides at compile time. So
 do the names in capitals: ``CENTER`` (LayerNorm, not RMSNorm), ``LARGE`` (squares of the input may overflow),
-``ROUND`` (the dtype that xhat is rounded to before the gain, or None), ``ROUND_PRODUCT`` (so is gain * xhat, before
-the bias), ``ROUND_OFFSET`` (offset + weight is rounded to the dtype of the weight).
+``ROUND`` (the dtype that xhat is rounded to before the gain, or None), ``ROUND_OFFSET`` (offset + weight is rounded
+to the dtype of the weight).
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ def _affine(
     cols,
     size,
     ROUND: tl.constexpr,
-    ROUND_PRODUCT: tl.constexpr,
     ROUND_OFFSET: tl.constexpr,
 ):
     """Return round(xhat) * (offset + weight) + bias in float32."""
@@ -69,8 +68,6 @@ def _affine(
         y = y.to(ROUND).to(tl.float32)
     if weight_ptr is not None:
         y = y * _gain(weight_ptr, offset, cols, size, ROUND_OFFSET)
-        if ROUND_PRODUCT:
-            y = y.to(ROUND).to(tl.float32)
     if bias_ptr is not None:
         y = y + tl.load(bias_ptr + cols, cols < size, other=0.0).to(tl.float32)
     return y
@@ -94,7 +91,6 @@ def forward_tile(
     CENTER: tl.constexpr,
     LARGE: tl.constexpr,
     ROUND: tl.constexpr,
-    ROUND_PRODUCT: tl.constexpr,
     ROUND_OFFSET: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -120,7 +116,7 @@ def forward_tile(
     rstd = _reciprocal(tl.sum(x * x, 1), n, eps)
     if stats_ptr is not None:
         tl.store(stats_ptr + (rows if CENTER else 0) + row, rstd * power, row < rows)
-    y = _affine(x * rstd[:, None], weight_ptr, bias_ptr, offset, cols, size, ROUND, ROUND_PRODUCT, ROUND_OFFSET)
+    y = _affine(x * rstd[:, None], weight_ptr, bias_ptr, offset, cols, size, ROUND, ROUND_OFFSET)
     tl.store(y_ptr + at * size + cols, y, mask)
 
 
@@ -155,7 +151,6 @@ def forward_wide(
     CENTER: tl.constexpr,
     LARGE: tl.constexpr,
     ROUND: tl.constexpr,
-    ROUND_PRODUCT: tl.constexpr,
     ROUND_OFFSET: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -190,7 +185,7 @@ def forward_wide(
         if sum_ptr is not None:
             tl.store(sum_ptr + row * size + cols, x, mask)
         xhat = (x * power - mean) * rstd
-        y = _affine(xhat, weight_ptr, bias_ptr, offset, cols, size, ROUND, ROUND_PRODUCT, ROUND_OFFSET)
+        y = _affine(xhat, weight_ptr, bias_ptr, offset, cols, size, ROUND, ROUND_OFFSET)
         tl.store(y_ptr + row * size + cols, y, mask)
 
 

@@ -15,11 +15,12 @@ import triton
 import triton.language as tl
 
 from normwise.kernels import _triton_kernels as programs
+from normwise.kernels._ops import Code
+from normwise.kernels.triton import refusal_of_code
 
 __all__ = ["add_norm_rows", "norm_rows", "norm_rows_backward", "norm_rows_saving"]
 
-_LAYER = (1, 2)
-_KIND, _ROUND_BEFORE_WEIGHT, _PROMOTE, _OFFSET_IN_WEIGHT_DTYPE = 3, 4, 8, 16
+_CENTERED = (int(Code.LAYER), int(Code.TORCH_LAYER))
 _TRITON = {torch.float32: None, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}  # float32 rounds nothing
 
 
@@ -115,14 +116,15 @@ def _forward(
     of_sum: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     normalized = of_sum or x.dtype
-    out = torch.promote_types(x.dtype, weight.dtype) if weight is not None and code & _PROMOTE else x.dtype
+    _check(code, size, x, (residual,), (weight, bias))
+    out = x.dtype
+    if weight is not None and code & Code.PROMOTE and not of_sum:
+        out = torch.promote_types(x.dtype, weight.dtype)
     y = x.new_empty(x.shape, dtype=out)
     total = x.new_empty(x.shape if of_sum else 0, dtype=normalized)
-    rows = x.numel() // max(size, 1)
-    stats = x.new_empty(2 if code & _KIND in _LAYER else 1, rows, dtype=torch.float32) if saving else None
+    rows = x.numel() // size
+    stats = x.new_empty(2 if Code.kind(code) in _CENTERED else 1, rows, dtype=torch.float32) if saving else None
     if x.numel():
-        rounded = _TRITON[normalized] if code & _ROUND_BEFORE_WEIGHT else None
-        gain_as_wide = weight is None or (weight.dtype is normalized and (not offset or code & _OFFSET_IN_WEIGHT_DTYPE))
         x, residual = _by_row(x, size), None if residual is None else _by_row(residual, size)
         shape = shape_of(size, FORWARD)
         swept = size > shape.block
@@ -143,11 +145,10 @@ def _forward(
             size,
             eps,
             offset,
-            CENTER=code & _KIND in _LAYER,
+            CENTER=Code.kind(code) in _CENTERED,
             LARGE=any(each is not None and each.dtype is not torch.float16 for each in (x, residual)),
-            ROUND=rounded,
-            ROUND_PRODUCT=rounded is not None and bool(gain_as_wide),
-            ROUND_OFFSET=bool(code & _OFFSET_IN_WEIGHT_DTYPE),
+            ROUND=_TRITON[normalized] if code & Code.ROUND_BEFORE_WEIGHT else None,
+            ROUND_OFFSET=bool(code & Code.OFFSET_IN_WEIGHT_DTYPE),
         )
     return y, total, x.new_empty(0) if stats is None else stats
 
@@ -164,23 +165,27 @@ def norm_rows_backward(
     offset: float,
     needs: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of x, weight and bias; empty ones where ``needs`` (1 x, 2 weight, 4 bias) does not ask.
+    """Return the gradients of x, weight and bias, where ``needs`` (1 x, 2 weight, 4 bias) asks for them.
 
-    Those of weight and bias are sums over rows in float32, in the dtype of the weight (float32 without one).
+    Those of weight and bias are summed over rows in float32 and have the dtype of the weight (float32 without one);
+    not needed, they are empty. That of x always has its shape, as ``_ops`` says, but is not written unless needed.
     """
-    dx = x.new_empty(x.shape if needs & 1 else 0)
+    _check(code, size, x, (dy, dsum), (weight,))
+    dx = x.new_empty(x.shape)
     of_weight = torch.float32 if weight is None else weight.dtype
-    dweight, dbias = (dy.new_empty(size if needs & bit else 0, dtype=of_weight) for bit in (2, 4))
+    dweight, dbias = (
+        x.new_empty(size, dtype=of_weight) if needs & bit else x.new_empty(0, dtype=torch.float32) for bit in (2, 4)
+    )
     if x.numel() == 0:
         return dx, dweight.zero_(), dbias.zero_()
     meaning: dict[str, Any] = {
-        "CENTER": code & _KIND in _LAYER,
-        "ROUND_OFFSET": bool(code & _OFFSET_IN_WEIGHT_DTYPE),
+        "CENTER": Code.kind(code) in _CENTERED,
+        "ROUND_OFFSET": bool(code & Code.OFFSET_IN_WEIGHT_DTYPE),
     }
     rows = x.numel() // size
     x, dy, dsum = _by_row(x, size), _by_row(dy, size), None if dsum is None else _by_row(dsum, size)
     strides = dy.stride(0), 0 if dsum is None else dsum.stride(0), x.stride(0)
-    given = dy, dsum, x, stats, _flat(weight)
+    given = dy, dsum, x, stats.contiguous(), _flat(weight)
     shape = shape_of(size, BACKWARD)
     swept = size > shape.block
     if needs & 1 and swept:
@@ -204,12 +209,42 @@ def norm_rows_backward(
             offset,
             tiles,
             **meaning,
-            ROUND=_TRITON[x.dtype] if code & _ROUND_BEFORE_WEIGHT else None,
+            ROUND=_TRITON[x.dtype] if code & Code.ROUND_BEFORE_WEIGHT else None,
         )
         for sums, out in zip(partial, (dweight, dbias), strict=True):
             if sums is not None:
                 _launch(programs.merge, (triton.cdiv(size, MERGE.block),), MERGE, sums, out, parts, size)
     return dx, dweight, dbias
+
+
+def _check(
+    code: int,
+    size: int,
+    x: torch.Tensor,
+    like_x: tuple[torch.Tensor | None, ...],
+    parameters: tuple[torch.Tensor | None, ...],
+) -> None:
+    """Raise ValueError where the programs would compute something else, or read what is not there.
+
+    For callers of the operators: ``refusal`` looks at the calls that come through ``kernels``.
+    """
+    if why := refusal_of_code(code, x.dtype):
+        raise ValueError(f"the CUDA kernel does not take this norm: {why}; use the eager one")
+    if size < 1 or x.numel() % size:
+        raise ValueError(f"an input of shape {tuple(x.shape)} has no rows of {size} elements")
+    for each in (x, *like_x, *parameters):
+        if each is None:
+            continue
+        if each.dtype not in _TRITON:
+            raise ValueError(f"the CUDA kernel takes float16, bfloat16 and float32, not {each.dtype}")
+        if each.device != x.device:
+            raise ValueError(f"tensors are on {x.device} and {each.device}; move them to one device")
+    for each in like_x:
+        if each is not None and each.shape != x.shape:
+            raise ValueError(f"a tensor of shape {tuple(each.shape)} does not go with an input of {tuple(x.shape)}")
+    for each in parameters:
+        if each is not None and each.numel() != size:
+            raise ValueError(f"a parameter of shape {tuple(each.shape)} does not go with rows of {size} elements")
 
 
 def _division(rows: int, size: int, shape: Shape, summing: bool) -> tuple[int, int]:
