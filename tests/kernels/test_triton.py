@@ -199,6 +199,12 @@ def test_the_part_serves_specs_with_gradients(
     interpreted(cases.check_through_autograd, spec, dtype, weight)
 
 
+@of_each_kind
+@pytest.mark.parametrize("name", ["float32", "promoted", "plain", "add to a wide sum", "add halves"])
+def test_outputs_are_what_the_fake_kernels_promise(interpreted: Run, name: str, kind: int) -> None:
+    interpreted(cases.check_fakes, variant(name, 24, kind, 6))
+
+
 def test_operators_refuse_what_programs_would_misread(interpreted: Run) -> None:
     interpreted(cases.check_errors)
 

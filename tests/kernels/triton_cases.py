@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from normwise.kernels import eager
 from normwise.spec import PROMOTED, Cast, NormSpec, Statistic, Weight, reference
@@ -349,6 +350,29 @@ def apply(spec: NormSpec, x: Any, residual: Any, weight: Any, bias: Any) -> tupl
     if residual is None:
         return triton.forward(spec, x, weight, bias), None
     return triton.forward_added(spec, x, residual, weight, bias)
+
+
+def check_fakes(case: Case) -> None:
+    """Outputs have the shapes, strides and dtypes that the fake kernels promise ``torch.compile``."""
+    x, weight = randn(2, 3, case.size, seed=0, dtype=case.dtype), randn(case.size, seed=2, dtype=case.weight)
+    bias, residual = randn(case.size, seed=3, dtype=case.bias), randn(2, 3, case.size, seed=1, dtype=case.residual)
+    y, stats = rows().norm_rows_saving(x, weight, bias, *case.plan)
+    compare_with_fake("norm_rows", x, weight, bias, *case.plan)
+    compare_with_fake("norm_rows_saving", x, weight, bias, *case.plan)
+    for needs in range(8):
+        compare_with_fake("norm_rows_backward", y, None, x, stats, weight, *case.plan, needs)
+    if residual is not None:
+        compare_with_fake("add_norm_rows", x, residual, weight, bias, *case.plan, case.wide)
+
+
+def compare_with_fake(name: str, *args: Any) -> None:
+    got = getattr(rows(), name)(*args)
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in args]
+        promised = getattr(torch.ops.normwise, name)(*fakes)
+    single = isinstance(got, torch.Tensor)
+    for each, fake in zip([got] if single else got, [promised] if single else promised, strict=True):
+        assert (each.shape, each.stride(), each.dtype) == (fake.shape, fake.stride(), fake.dtype), name
 
 
 def check_errors() -> None:
