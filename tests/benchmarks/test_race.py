@@ -85,14 +85,19 @@ def test_a_measurement_fills_its_time_with_three_calls_or_more(seconds: float, c
     assert Method(fill=0.03, least=3).calls(seconds) == calls
 
 
-def test_a_long_call_is_made_once_and_not_warmed_up_again() -> None:
-    made: list[int] = []
+@pytest.mark.parametrize(("seconds", "each_round"), [(1e-3, [1, 30]), (0.03, [3])])
+def test_only_short_calls_are_warmed_up(seconds: float, each_round: list[int]) -> None:
+    clock, made = Clock(), []
 
     def prepare() -> Callable[[int], None]:
-        return lambda calls: made.append(calls)
+        def run(calls: int) -> None:
+            made.append(calls)
+            clock.now += calls * seconds
 
-    race([prepare], Method(rounds=2, fill=0.0, least=1), clock=Clock())
-    assert made == [1, 1, 1, 1]  # twice to begin with, then once a round
+        return run
+
+    race([prepare], Method(rounds=2), clock=clock)
+    assert made == [1, 1, *each_round, *each_round]
 
 
 def test_an_interrupt_keeps_the_rounds_that_were_complete() -> None:

@@ -33,7 +33,7 @@ class Method:
         least: calls of one measurement, at least.
     """
 
-    rounds: int = 9
+    rounds: int = 7
     fill: float = 0.03
     least: int = 3
 
@@ -76,12 +76,14 @@ def race(
         advance: called after each measurement and each first call.
     """
     done = Race([[] for _ in rivals], [0] * len(rivals), [None] * len(rivals))
+    long = [False] * len(rivals)
     try:
         for index, prepare in enumerate(rivals):
             try:
                 run = prepare()
                 run(1)  # compiles, fills caches
-                done.calls[index] = method.calls(_timed(run, 1, clock, settle))
+                first = _timed(run, 1, clock, settle)
+                done.calls[index], long[index] = method.calls(first), first >= method.fill
             except Exception as failure:  # whatever a rival lacks, the others are measured
                 done.why[index] = _reason(failure)
             advance()
@@ -90,7 +92,7 @@ def race(
             shift = turn % max(len(running), 1)
             for index in running[shift:] + running[:shift]:
                 run = rivals[index]()
-                if done.calls[index] > 1:  # a single call is long: what it finds in caches does not matter
+                if not long[index]:  # else what it finds in caches does not matter
                     run(1)
                 done.order.append(index)
                 done.seconds[index].append(_timed(run, done.calls[index], clock, settle))
