@@ -14,16 +14,26 @@ demo: $(READY)  ## check a real model and a faulty one; writes report.html
 	$(BIN)/normwise check demo:faulty-decoder --fail-on never -o report.html
 	@echo "== open report.html in a browser; then try your own: $(BIN)/normwise check FILE.py:callable"
 
-test: $(READY)  ## run the tests
+test: kernels  ## run the tests
 	$(BIN)/python -m pytest -n 2
 
-check: $(READY)  ## lint, format, types, layering, spelling, docs in sync: changes nothing
+kernels: $(READY)  ## compile what has changed of the C++ kernels (needs a compiler; without one all runs in plain torch)
+	@$(BIN)/python setup.py --quiet build_ext --inplace
+
+sanitize: $(READY)  ## run random calls of the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer (minutes)
+	NORMWISE_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-lib build/sanitized --build-temp build/sanitized-objects
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitized:. \
+	  $(BIN)/python tests/kernels/fuzz.py --seconds 60
+
+check: kernels  ## lint, format, types, layering, spelling, docs in sync, stable ABI: changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/torch-abi-audit --check torch normwise
 
 fix: $(READY)  ## repair what can be repaired by machine
 	$(BIN)/ruff check --fix .
@@ -62,4 +72,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench docs build zoo env
+.PHONY: help demo test kernels sanitize check fix bench docs build zoo env
