@@ -97,7 +97,7 @@ def test_agrees_at_widths_nobody_chose(interpreted: Run, seed: int) -> None:
     interpreted(cases.check, variant(name, size, seed % 2, max(2, 4000 // size)))
 
 
-WIDTHS = {"narrow": (24, 50), "held": (1500, 5), "swept": (16400, 3)}
+WIDTHS = {"narrow": (24, 50), "held": (1500, 5), "swept": (16400, 2)}
 of_each_width = pytest.mark.parametrize(("size", "n"), WIDTHS.values(), ids=WIDTHS)
 of_each_kind = pytest.mark.parametrize("kind", [RMS, LAYER], ids=["rms", "layer"])
 
@@ -105,17 +105,16 @@ of_each_kind = pytest.mark.parametrize("kind", [RMS, LAYER], ids=["rms", "layer"
 @of_each_kind
 @of_each_width
 @pytest.mark.parametrize("dtype", [F, B])
-@pytest.mark.parametrize("peak", [2.0**41, 1e19, 1e30, 3e38])
+@pytest.mark.parametrize("peak", [2.0**41, 3e38])
 def test_large_finite_rows_come_out_normalized(
     interpreted: Run, size: int, n: int, kind: int, dtype: torch.dtype, peak: float
 ) -> None:
     interpreted(cases.check_large, Case(size, kind, min(n, 3), dtype, weight=None), peak)
 
 
-@of_each_kind
 @of_each_width
-def test_every_layout_is_read_as_it_lies(interpreted: Run, size: int, n: int, kind: int) -> None:
-    interpreted(cases.check_layouts, Case(size, kind, n, bias=F if kind else None))
+def test_every_layout_is_read_as_it_lies(interpreted: Run, size: int, n: int) -> None:
+    interpreted(cases.check_layouts, Case(size, LAYER, n, bias=F))
 
 
 @of_each_kind
