@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from normwise.kernels import triton
 from normwise.spec import Cast, Form, NormSpec, Statistic, Weight
 from tests.kernels import triton_cases as cases
+from tests.kernels import triton_operator_cases as operator_cases
 from tests.kernels.triton_cases import LAYER, PROMOTE, RMS, ROUND, Case
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -195,21 +196,21 @@ LAYER_SPEC = NormSpec(center=True, statistic=Statistic.VARIANCE, eps=1e-5, bias=
 def test_the_part_serves_specs_with_gradients(
     interpreted: Run, spec: NormSpec, dtype: torch.dtype, weight: torch.dtype
 ) -> None:
-    interpreted(cases.check_through_autograd, spec, dtype, weight)
+    interpreted(operator_cases.check_through_autograd, spec, dtype, weight)
 
 
 @of_each_kind
 @pytest.mark.parametrize("name", ["float32", "promoted", "plain", "add to a wide sum", "add halves"])
 def test_outputs_are_what_the_fake_kernels_promise(interpreted: Run, name: str, kind: int) -> None:
-    interpreted(cases.check_fakes, variant(name, 24, kind, 6))
+    interpreted(operator_cases.check_fakes, variant(name, 24, kind, 6))
 
 
 def test_operators_refuse_what_programs_would_misread(interpreted: Run) -> None:
-    interpreted(cases.check_errors)
+    interpreted(operator_cases.check_errors)
 
 
 def test_programs_run_on_the_gpu_that_holds_the_tensors(interpreted: Run) -> None:
-    interpreted(cases.check_guard)
+    interpreted(operator_cases.check_guard)
 
 
 # -- the part, on a machine without a GPU --------------------------------------------------------
@@ -296,7 +297,7 @@ PAGE = Path(__file__).parents[2] / "bench" / "triton_registers.md"
 def test_compiles_ahead_and_spills_nothing(
     compiled: Run, architecture: int, size: int, kind: int, dtype: torch.dtype
 ) -> None:
-    launches = compiled(cases.compile_ahead, architecture, size, kind, dtype)
+    launches = compiled(operator_cases.compile_ahead, architecture, size, kind, dtype)
     assert {kernel for kernel, _ in launches} >= {"merge", "backward_tile"}
     assert all(spills == 0 for _, spills in launches), launches
 
