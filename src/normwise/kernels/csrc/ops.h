@@ -38,24 +38,42 @@ inline Dtype dtype_of(const Tensor& t, const char* name) {
   }
 }
 
-inline ScalarType scalar_type(Dtype dtype) {
+inline int32_t torch_dtype(Dtype dtype) {
   switch (dtype) {
     case Dtype::f32:
-      return ScalarType::Float;
+      return aoti_torch_dtype_float32();
     case Dtype::bf16:
-      return ScalarType::BFloat16;
+      return aoti_torch_dtype_bfloat16();
     case Dtype::f16:
-      return ScalarType::Half;
+      return aoti_torch_dtype_float16();
     default:
-      return ScalarType::Double;
+      return aoti_torch_dtype_float64();
   }
 }
 
 inline Dtype sums_of(Dtype dtype) { return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32; }
 inline int64_t bytes_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2; }
 
+// Contiguous memory on the CPU. new_empty of the stable ABI looks its operator up by name and boxes its arguments:
+// for a short row that takes as long as normalizing it.
+inline Tensor empty_of(torch::headeronly::IntHeaderOnlyArrayRef sizes, Dtype dtype) {
+  constexpr size_t FEW = 8;
+  int64_t few[FEW];
+  const std::unique_ptr<int64_t[]> many(sizes.size() > FEW ? new int64_t[sizes.size()] : nullptr);
+  int64_t* strides = many ? many.get() : few;
+  int64_t stride = 1;
+  for (size_t axis = sizes.size(); axis-- > 0;) {
+    strides[axis] = stride;
+    stride *= std::max<int64_t>(1, sizes[axis]);
+  }
+  AtenTensorHandle made;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      (int64_t)sizes.size(), sizes.data(), strides, torch_dtype(dtype), aoti_torch_device_type_cpu(), 0, &made));
+  return Tensor(made);
+}
+
 inline Tensor empty_as(const Tensor& like, std::initializer_list<int64_t> sizes, Dtype dtype) {
-  return torch::stable::new_empty(like, {sizes.begin(), sizes.size()}, scalar_type(dtype));
+  return empty_of(torch::headeronly::IntHeaderOnlyArrayRef(sizes.begin(), sizes.size()), dtype);
 }
 
 // Large fresh memory costs more to fault in, 4 KiB at a time, than to write. As NumPy does from 4 MiB on, ask Linux
@@ -63,7 +81,7 @@ inline Tensor empty_as(const Tensor& like, std::initializer_list<int64_t> sizes,
 Tensor advised(const Tensor& fresh);
 
 inline Tensor empty_shaped(const Tensor& like, Dtype dtype) {
-  return advised(torch::stable::new_empty(like, like.sizes(), scalar_type(dtype)));
+  return advised(empty_of(like.sizes(), dtype));
 }
 
 // A tensor as rows of `size` contiguous elements, `stride` elements apart; copied only where it is not that.

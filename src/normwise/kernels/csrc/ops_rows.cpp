@@ -133,11 +133,11 @@ std::tuple<Tensor, Tensor, Tensor> norm_rows_backward(
   }
   const bool one = weight && weight->numel() == 1 && size != 1;
   const int64_t stride = weights * size;
-  const Tensor none = empty_as(x, {0}, sums);
+  const auto none = [&] { return empty_as(x, {0}, sums); };
   return {
-      dx, needs & 2 ? merged(x, {parts.get(), nullptr, blocks, stride, size, paired}, held, one) : none,
+      dx, needs & 2 ? merged(x, {parts.get(), nullptr, blocks, stride, size, paired}, held, one) : none(),
       needs & 4 ? merged(x, {parts.get() + size * bytes_of(sums), nullptr, blocks, stride, size, paired}, held, false)
-                : none};
+                : none()};
 }
 
 }  // namespace
