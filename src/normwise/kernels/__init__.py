@@ -23,6 +23,7 @@ import torch
 from normwise._parts import collect
 from normwise.kernels import cpu as cpu
 from normwise.kernels import eager as eager
+from normwise.kernels import triton as triton
 from normwise.kernels.eager import Moments as Moments
 from normwise.spec import NormSpec
 
