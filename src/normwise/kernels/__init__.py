@@ -24,13 +24,18 @@ from normwise._parts import collect
 from normwise.kernels import cpu as cpu
 from normwise.kernels import eager as eager
 from normwise.kernels import triton as triton
+from normwise.kernels._quick import attempt as attempt
+from normwise.kernels._quick import attempt_added as attempt_added
 from normwise.kernels.eager import Moments as Moments
 from normwise.spec import NormSpec
 
 __all__ = [
     "KERNELS",
     "Moments",
+    "attempt",
+    "attempt_added",
     "backends",
+    "check_name",
     "forward",
     "forward_added",
     "forward_and_moments",
@@ -163,12 +168,17 @@ def _named(
     mask: torch.Tensor | None,
     **operands: Any,
 ) -> Any:
-    if kernel not in KERNELS:
-        raise ValueError(
-            f"kernel={kernel!r} is none of auto, {', '.join(_BY_RANK)}; use kernel='auto' for the best that takes it"
-        )
-    chosen = KERNELS[kernel]
+    chosen = KERNELS[check_name(kernel)]
     why = chosen.unavailable() or chosen.refusal(spec, x, weight, bias, mask, **operands)
     if why is not None:
         raise ValueError(f"kernel={kernel!r} does not take this call: {why}; use kernel='auto'")
     return chosen
+
+
+def check_name(kernel: str) -> str:
+    """Return ``kernel``; raise ``ValueError`` unless it is ``"auto"`` or names one."""
+    if kernel != "auto" and kernel not in KERNELS:
+        raise ValueError(
+            f"kernel={kernel!r} is none of auto, {', '.join(_BY_RANK)}; use kernel='auto' for the best that takes it"
+        )
+    return kernel

@@ -24,6 +24,7 @@ __all__ = ["HALF", "Plan", "RowPlan", "row_plan"]
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 HALF = frozenset({torch.float16, torch.bfloat16})
+_ROUND = int(Code.ROUND_BEFORE_WEIGHT)  # an IntFlag takes microseconds to join
 
 
 class Plan(Protocol):
@@ -157,10 +158,8 @@ class RowPlan:
         **operands: Any,
     ) -> torch.Tensor:
         """Return the normalized tensor."""
-        code = self.code
-        if self.spec.cast is Cast.TO_WEIGHT and weight is not None and weight.dtype is x.dtype:
-            code |= Code.ROUND_BEFORE_WEIGHT  # T5: not rounded at all beside a float32 weight
-        return _autograd.norm_rows(x, weight, bias, self._size(x), code, self._eps(x.dtype), self.spec.weight_offset)
+        code, eps = self.code_of(x, weight), self.eps_of(x)
+        return _autograd.norm_rows(x, weight, bias, self._size(x), code, eps, self.spec.weight_offset)
 
     def forward_added(
         self,
@@ -171,7 +170,7 @@ class RowPlan:
         wide: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the norm of x + residual in the dtype of x, and the sum."""
-        eps, offset = self._eps(x.dtype), self.spec.weight_offset
+        eps, offset = self.eps_of(x), self.spec.weight_offset
         return _autograd.add_norm_rows(x, residual, weight, bias, self._size(x), self.code, eps, offset, wide)
 
     def forward_and_moments(
@@ -188,9 +187,16 @@ class RowPlan:
     def _size(self, x: torch.Tensor) -> int:
         return x.shape[-1] if self.axes == 1 else math.prod(x.shape[x.ndim - self.axes :])
 
-    def _eps(self, dtype: torch.dtype) -> float:
+    def code_of(self, x: torch.Tensor, weight: torch.Tensor | None) -> int:
+        """Return the code for these dtypes: T5 does not round beside a float32 weight."""
+        if self.spec.cast is Cast.TO_WEIGHT and weight is not None and weight.dtype is x.dtype:
+            return self.code | _ROUND
+        return self.code
+
+    def eps_of(self, x: torch.Tensor) -> float:
+        """Return eps as a number."""
         eps = self.spec.eps
-        return eps if eps is not None else _EPS[torch.float64 if dtype is torch.float64 else torch.float32]
+        return eps if eps is not None else _EPS[torch.float64 if x.dtype is torch.float64 else torch.float32]
 
 
 def row_plan(spec: NormSpec) -> RowPlan | str | None:
