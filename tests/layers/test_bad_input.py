@@ -17,8 +17,8 @@ from normwise import layers
 from normwise.spec import Gate, NormSpec, Statistic, Weight, reference
 
 SOURCE = Path(normwise.__file__).parent
-# Refusals that need other processes or a model, held to their words in a test of their own.
-ELSEWHERE = {"layers/_collectives.py", "layers/sync_batch_norm.py", "layers/statistics.py"}
+# Refusals that need other processes, a model or a GPU, held to their words in a test of their own.
+ELSEWHERE = {"kernels/_triton_rows.py", "layers/_collectives.py", "layers/sync_batch_norm.py", "layers/statistics.py"}
 
 X, SEQUENCES, IMAGES = torch.ones(2, 3, 6), torch.ones(2, 4, 5), torch.ones(2, 4, 3, 3)
 INTEGERS = torch.ones(2, 6, dtype=torch.long)
@@ -186,6 +186,17 @@ BAD: dict[str, Bad] = {
     ),
     "lp order": (lambda: nf.lp_norm(X, p=0), ValueError, r"given p = 0 .*; pass a p above 0"),
     "lp axes": (lambda: nf.lp_norm(X, 1, 3), ValueError, r"over dim=\[3\], given an input of 3 axes, .*; pass axes"),
+    # kernels/__init__.py
+    "kernel": (
+        lambda: layers.RMSNorm(6, kernel="fast"),
+        ValueError,
+        r"kernel='fast' is none of auto, .*eager; use kernel='auto'",
+    ),
+    "kernel that refuses": (
+        lambda: nf.rms_norm(X, 6, eps=0.0, kernel="cpu"),
+        ValueError,
+        r"kernel='cpu' does not take this call: .*; use kernel='auto'",
+    ),
     # functional/masks.py
     "lengths no tensor": (
         lambda: layers.BatchNorm1d(4)(SEQUENCES, lengths=[5, 2]),

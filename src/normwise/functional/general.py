@@ -22,6 +22,7 @@ def norm(
     gate: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
     shift: torch.Tensor | None = None,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Compute what ``spec`` says, with the best kernel that takes it.
 
@@ -34,6 +35,7 @@ def norm(
         gate: z of a gated norm, shaped like ``input``.
         scale: scale of a modulated norm: the output is multiplied by 1 + scale.
         shift: shift of a modulated norm.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Returns:
         A tensor shaped like ``input``.
@@ -62,7 +64,8 @@ def norm(
         check_broadcast(None if parameter is None else along(spec, parameter, input.ndim), input, name, "norm()")
     for name, operand in (("mask", mask), ("gate", gate), ("scale", scale), ("shift", shift)):
         check_broadcast(operand, input, name, "norm()")
-    return kernels.forward(spec, input, weight, bias, mask, gate=gate, scale=scale, shift=shift)
+    operands = {"gate": gate, "scale": scale, "shift": shift}
+    return kernels.forward(spec, input, weight, bias, mask, **operands, kernel=kernel)
 
 
 def _check_parts(spec: NormSpec, size: int) -> None:

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from normwise import kernels
-from normwise.functional._checks import (
-    axes_of,
-    check_broadcast,
-    check_floating,
-    check_groups,
-    check_parameter,
-    check_trailing,
-    shape_of,
+from normwise.functional._checks import axes_of, check_floating, check_groups
+from normwise.functional._hidden import LAYER as LAYER
+from normwise.functional._hidden import RMS as RMS
+from normwise.functional._hidden import (
+    completed_spec,
+    gated_spec,
+    l2_spec,
+    layer_spec,
+    made,
+    modulated_layer_spec,
+    modulated_rms_spec,
+    partial_spec,
+    rms_spec,
+    serve,
+    serve_added,
+    serve_spec,
 )
-from normwise.spec import Cast, Form, Gate, Modulation, NormSpec, Statistic, Weight
+from normwise.functional._hidden import trailing as trailing
+from normwise.spec import Gate, Modulation, Weight
 
 __all__ = [
     "LAYER",
     "RMS",
     "add_layer_norm",
-    "add_residual",
     "add_rms_norm",
     "centered_rms_norm",
     "gated_rms_norm",
@@ -37,34 +44,6 @@ __all__ = [
     "trailing",
 ]
 
-LAYER = NormSpec(center=True, statistic=Statistic.VARIANCE, eps=1e-5, bias=True, form=Form.TORCH)
-RMS = NormSpec(eps=None, cast=Cast.AFTER_WEIGHT)
-
-
-def trailing(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axes of a normalized shape: (-2, -1) for two sizes."""
-    return tuple(range(-len(shape), 0))
-
-
-def _serve(
-    spec: NormSpec,
-    x: torch.Tensor,
-    normalized_shape: int | Sequence[int],
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    who: str,
-    **operands: torch.Tensor | None,
-) -> torch.Tensor:
-    check_floating(x, who)
-    shape = shape_of(normalized_shape, who)
-    check_trailing(x, shape, who)
-    if spec.weight is not Weight.SCALAR:
-        check_parameter(weight, shape, "weight", who)
-    check_parameter(bias, shape, "bias", who)
-    for name, operand in operands.items():
-        check_broadcast(operand, x, name, who)
-    return kernels.forward(replace(spec, axes=trailing(shape)), x, weight, bias, **operands)
-
 
 def layer_norm(
     input: torch.Tensor,
@@ -72,6 +51,8 @@ def layer_norm(
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
+    *,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Return weight * (x - mean) / sqrt(var + eps) + bias over the trailing axes, as ``F.layer_norm``.
 
@@ -84,6 +65,7 @@ def layer_norm(
         weight: gain, shaped ``normalized_shape``.
         bias: shift, shaped ``normalized_shape``.
         eps: added to the variance.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     References:
         Ba et al. 2016, arxiv.org/abs/1607.06450
@@ -92,7 +74,7 @@ def layer_norm(
         >>> layer_norm(torch.tensor([1.0, 2.0, 3.0]), 3)
         tensor([-1.2247,  0.0000,  1.2247])
     """
-    return _serve(replace(LAYER, eps=eps), input, normalized_shape, weight, bias, "layer_norm()")
+    return serve(layer_spec, eps, input, normalized_shape, weight, bias, "layer_norm()", kernel)
 
 
 def rms_norm(
@@ -100,6 +82,8 @@ def rms_norm(
     normalized_shape: int | Sequence[int],
     weight: torch.Tensor | None = None,
     eps: float | None = None,
+    *,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Return weight * x / sqrt(mean(x^2) + eps) over the trailing axes, as ``F.rms_norm``.
 
@@ -108,6 +92,7 @@ def rms_norm(
         normalized_shape: sizes of the axes that share one statistic.
         weight: gain, shaped ``normalized_shape``.
         eps: added to the mean square; None is the machine epsilon of float32 (of float64 for float64).
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     References:
         Zhang and Sennrich 2019, arxiv.org/abs/1910.07467
@@ -116,16 +101,19 @@ def rms_norm(
         >>> rms_norm(torch.tensor([3.0, 4.0]), 2)
         tensor([0.8485, 1.1314])
     """
-    return _serve(replace(RMS, eps=eps), input, normalized_shape, weight, None, "rms_norm()")
+    return serve(rms_spec, eps, input, normalized_shape, weight, None, "rms_norm()", kernel)
 
 
-def scale_norm(input: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 1e-5) -> torch.Tensor:
+def scale_norm(
+    input: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 1e-5, *, kernel: str = "auto"
+) -> torch.Tensor:
     """Return weight * x / max(|x|, eps) over the last axis, with one scalar gain.
 
     Args:
         input: x [..., H].
         weight: a scalar gain.
         eps: smallest norm to divide by.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     References:
         Nguyen and Salazar 2019, arxiv.org/abs/1910.05895
@@ -139,11 +127,16 @@ def scale_norm(input: torch.Tensor, weight: torch.Tensor | None = None, eps: flo
             f"scale_norm() has one scalar gain, given a weight of shape {list(weight.shape)}; "
             "use rms_norm() for a gain per feature"
         )
-    return l2_norm(input, -1, eps, weight=weight)
+    return l2_norm(input, -1, eps, weight=weight, kernel=kernel)
 
 
 def l2_norm(
-    input: torch.Tensor, dim: int | Sequence[int] = -1, eps: float = 1e-12, *, weight: torch.Tensor | None = None
+    input: torch.Tensor,
+    dim: int | Sequence[int] = -1,
+    eps: float = 1e-12,
+    *,
+    weight: torch.Tensor | None = None,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Return x / max(|x|, eps), as ``F.normalize``, times a scalar gain if one is given.
 
@@ -152,6 +145,7 @@ def l2_norm(
         dim: the axis or axes that share one norm.
         eps: smallest norm to divide by.
         weight: a scalar gain.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Examples:
         >>> l2_norm(torch.tensor([3.0, 4.0]))
@@ -159,20 +153,17 @@ def l2_norm(
     """
     check_floating(input, "l2_norm()")
     axes = axes_of(dim, input, "l2_norm()")
-    spec = NormSpec(
-        axes=axes,
-        statistic=Statistic.L2,
-        eps=eps,
-        eps_inside=False,
-        eps_clamp=True,
-        weight=Weight.NONE if weight is None else Weight.SCALAR,
-        cast=Cast.AFTER_WEIGHT,
-    )
-    return kernels.forward(spec, input, weight)
+    spec = made(l2_spec, axes, eps, Weight.NONE if weight is None else Weight.SCALAR)
+    return kernels.forward(spec, input, weight, kernel=kernel)
 
 
 def partial_rms_norm(
-    input: torch.Tensor, weight: torch.Tensor | None = None, p: float = 0.0625, eps: float = 1e-8
+    input: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    p: float = 0.0625,
+    eps: float = 1e-8,
+    *,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Return weight * x / sqrt(mean(x_p^2) + eps), x_p the first int(H * p) features (pRMSNorm).
 
@@ -181,6 +172,7 @@ def partial_rms_norm(
         weight: gain [H].
         p: fraction of the features that the statistic is taken over, (0, 1].
         eps: added to the mean square.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     References:
         Zhang and Sennrich 2019, arxiv.org/abs/1910.07467
@@ -196,10 +188,12 @@ def partial_rms_norm(
             f"partial_rms_norm() takes its statistic over int(H * p) features, given H = {size} and p = {p}; "
             "pass a p in (0, 1] that leaves at least one"
         )
-    return _serve(replace(RMS, eps=eps, partial=p), input, size, weight, None, "partial_rms_norm()")
+    return serve_spec(made(partial_spec, eps, p), input, size, weight, None, "partial_rms_norm()", kernel)
 
 
-def centered_rms_norm(input: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 1e-6) -> torch.Tensor:
+def centered_rms_norm(
+    input: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 1e-6, *, kernel: str = "auto"
+) -> torch.Tensor:
     """Return weight * x / sqrt((sum(x^2) + sum(x)^2) / (n + 1) + eps) (CRMSNorm).
 
     It is RMSNorm of a zero-sum vector of n + 1 features stored without the last one, which is -sum(x).
@@ -208,6 +202,7 @@ def centered_rms_norm(input: torch.Tensor, weight: torch.Tensor | None = None, e
         input: x [..., n].
         weight: gain [n].
         eps: added to the mean square.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     References:
         Jiang et al. 2023, arxiv.org/abs/2305.14858
@@ -217,8 +212,8 @@ def centered_rms_norm(input: torch.Tensor, weight: torch.Tensor | None = None, e
         tensor([0.7071, 0.7071])
     """
     check_floating(input, "centered_rms_norm()")
-    spec = replace(RMS, eps=eps, statistic=Statistic.COMPLETED)
-    return _serve(spec, input, input.shape[-1] if input.ndim else 0, weight, None, "centered_rms_norm()")
+    size = input.shape[-1] if input.ndim else 0
+    return serve_spec(made(completed_spec, eps), input, size, weight, None, "centered_rms_norm()", kernel)
 
 
 def gated_rms_norm(
@@ -230,6 +225,7 @@ def gated_rms_norm(
     norm_before_gate: bool = True,
     groups: int | None = None,
     activation: str = "silu",
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Return RMSNorm(x) * act(z), or RMSNorm(x * act(z)) with ``norm_before_gate=False`` (Mamba-2).
 
@@ -241,6 +237,7 @@ def gated_rms_norm(
         norm_before_gate: whether the norm comes first.
         groups: groups of features with a statistic each.
         activation: ``silu`` or ``sigmoid``.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Examples:
         >>> gated_rms_norm(torch.tensor([3.0, 4.0]), torch.zeros(2))
@@ -256,14 +253,8 @@ def gated_rms_norm(
     size = input.shape[-1] if input.ndim else 0
     if groups is not None:
         check_groups(groups, size, "groups", who)
-    spec = NormSpec(
-        eps=eps,
-        groups=groups,
-        gate=Gate.AFTER if norm_before_gate else Gate.BEFORE,
-        gate_activation=activation,
-        cast=Cast.AFTER_WEIGHT,
-    )
-    return _serve(spec, input, size, weight, None, who, gate=gate)
+    spec = made(gated_spec, eps, groups, Gate.AFTER if norm_before_gate else Gate.BEFORE, activation)
+    return serve_spec(spec, input, size, weight, None, who, kernel, gate=gate)
 
 
 def modulated_layer_norm(
@@ -274,6 +265,8 @@ def modulated_layer_norm(
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
+    *,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Return LayerNorm(x) * (1 + scale) + shift, rounded once (AdaLN, FiLM).
 
@@ -285,13 +278,14 @@ def modulated_layer_norm(
         weight: gain of the norm, often absent.
         bias: shift of the norm, often absent.
         eps: added to the variance.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Examples:
         >>> modulated_layer_norm(torch.tensor([1.0, 3.0]), 2, torch.ones(2), torch.ones(2), eps=0.0)
         tensor([-1.,  3.])
     """
-    spec = replace(LAYER, eps=eps, cast=Cast.AFTER_WEIGHT, modulation=_modulation(shift))
-    return _serve(spec, input, normalized_shape, weight, bias, "modulated_layer_norm()", scale=scale, shift=shift)
+    spec, who = made(modulated_layer_spec, eps, _modulation(shift)), "modulated_layer_norm()"
+    return serve_spec(spec, input, normalized_shape, weight, bias, who, kernel, scale=scale, shift=shift)
 
 
 def modulated_rms_norm(
@@ -301,6 +295,8 @@ def modulated_rms_norm(
     shift: torch.Tensor | None = None,
     weight: torch.Tensor | None = None,
     eps: float | None = None,
+    *,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Return RMSNorm(x) * (1 + scale) + shift, rounded once; arguments as in ``modulated_layer_norm``.
 
@@ -308,8 +304,8 @@ def modulated_rms_norm(
         >>> modulated_rms_norm(torch.tensor([3.0, 4.0]), 2, torch.ones(2))
         tensor([1.6971, 2.2627])
     """
-    spec = replace(RMS, eps=eps, modulation=_modulation(shift))
-    return _serve(spec, input, normalized_shape, weight, None, "modulated_rms_norm()", scale=scale, shift=shift)
+    spec, who = made(modulated_rms_spec, eps, _modulation(shift)), "modulated_rms_norm()"
+    return serve_spec(spec, input, normalized_shape, weight, None, who, kernel, scale=scale, shift=shift)
 
 
 def _modulation(shift: torch.Tensor | None) -> Modulation:
@@ -325,6 +321,7 @@ def add_layer_norm(
     eps: float = 1e-5,
     *,
     residual_dtype: torch.dtype | None = None,
+    kernel: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return LayerNorm(x + residual) in the dtype of x, and x + residual; the rest as in ``add_rms_norm``.
 
@@ -336,14 +333,15 @@ def add_layer_norm(
         bias: shift.
         eps: added to the variance.
         residual_dtype: as in ``add_rms_norm``.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Examples:
         >>> y, residual = add_layer_norm(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]), 2)
         >>> y, residual
         (tensor([-1.0000,  1.0000]), tensor([1., 3.]))
     """
-    summed = add_residual(input, residual, residual_dtype, "add_layer_norm()")
-    return layer_norm(summed, normalized_shape, weight, bias, eps).to(input.dtype), summed
+    operands = (input, residual, normalized_shape, weight, bias)
+    return serve_added(layer_spec, eps, *operands, residual_dtype, "add_layer_norm()", kernel)
 
 
 def add_rms_norm(
@@ -354,6 +352,7 @@ def add_rms_norm(
     eps: float | None = None,
     *,
     residual_dtype: torch.dtype | None = None,
+    kernel: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return RMSNorm(x + residual) in the dtype of x, and x + residual, the new residual stream.
 
@@ -365,25 +364,12 @@ def add_rms_norm(
         eps: as in ``rms_norm``.
         residual_dtype: dtype of the stream, such as torch.float32 beside bfloat16 sublayers; None keeps the
             wider of the two.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Examples:
         >>> y, residual = add_rms_norm(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 3.0]), 2)
         >>> y, residual
         (tensor([0.8485, 1.1314]), tensor([3., 4.]))
     """
-    summed = add_residual(input, residual, residual_dtype, "add_rms_norm()")
-    return rms_norm(summed, normalized_shape, weight, eps).to(input.dtype), summed
-
-
-def add_residual(x: torch.Tensor, residual: torch.Tensor | None, dtype: torch.dtype | None, who: str) -> torch.Tensor:
-    """Return x + residual in ``dtype``, or in the wider dtype of the two; x alone at the start of a stream."""
-    check_floating(x, who)
-    if residual is None:
-        return x if dtype is None else x.to(dtype)
-    if residual.shape != x.shape:
-        raise ValueError(
-            f"{who} adds a residual of shape {list(residual.shape)} to an input of shape {list(x.shape)}; "
-            "expand one to the shape of the other"
-        )
-    dtype = dtype or torch.promote_types(x.dtype, residual.dtype)
-    return x.to(dtype) + residual.to(dtype)
+    operands = (input, residual, normalized_shape, weight, None)
+    return serve_added(rms_spec, eps, *operands, residual_dtype, "add_rms_norm()", kernel)

@@ -14,7 +14,9 @@ from normwise.kernels._arithmetic import no_autocast
 __all__ = ["lp_norm"]
 
 
-def lp_norm(input: torch.Tensor, p: float = 2.0, dim: int | Sequence[int] = -1, eps: float = 1e-12) -> torch.Tensor:
+def lp_norm(
+    input: torch.Tensor, p: float = 2.0, dim: int | Sequence[int] = -1, eps: float = 1e-12, *, kernel: str = "auto"
+) -> torch.Tensor:
     """Return x / max(|x|_p, eps) with |x|_p = sum(|x|^p)^(1/p), as ``F.normalize`` and ONNX's LpNormalization.
 
     A vector of zeros stays zeros. Norms are taken in float32 or wider, of vectors first divided by the power of
@@ -25,6 +27,7 @@ def lp_norm(input: torch.Tensor, p: float = 2.0, dim: int | Sequence[int] = -1, 
         p: above 0; 1 for the sum of absolute values, ``math.inf`` for the largest.
         dim: the axis or axes that share one norm.
         eps: smallest norm to divide by, 0 or more.
+        kernel: as in ``l2_norm``; another p is computed in plain torch.
 
     Returns:
         A tensor like ``input``.
@@ -43,7 +46,7 @@ def lp_norm(input: torch.Tensor, p: float = 2.0, dim: int | Sequence[int] = -1, 
             "pass a p above 0 and a finite eps of 0 or more"
         )
     if p == 2:
-        return l2_norm(input, dim, eps)
+        return l2_norm(input, dim, eps, kernel=kernel)
     check_floating(input, "lp_norm()")
     axes = axes_of(dim, input, "lp_norm()")
     with no_autocast(input):

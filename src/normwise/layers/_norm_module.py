@@ -9,15 +9,21 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from normwise import kernels
 from normwise.functional._checks import check_floating, check_trailing, shape_of
 from normwise.functional.hidden import trailing
 from normwise.layers.families import family_spec
 from normwise.spec import NormSpec, Weight
 
-__all__ = ["FamilyModule", "HiddenModule", "NormModule"]
+__all__ = ["FamilyModule", "HiddenModule", "NormModule", "told_kernel"]
 
 # Shown by the layer in torch's own words, or said by its name.
 _TOLD = frozenset({"axes", "eps", "bias", "weight", "running", "momentum", "groups", "scope"})
+
+
+def told_kernel(kernel: str) -> list[str]:
+    """Return what a layer says about its kernel: nothing where the best is taken."""
+    return [] if kernel == "auto" else [f"kernel={kernel!r}"]
 
 
 class NormModule(nn.Module):
@@ -25,6 +31,7 @@ class NormModule(nn.Module):
 
     spec: NormSpec
     usual: NormSpec  # the spec of this class without options: what is not worth showing
+    kernel: str = "auto"
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
@@ -96,7 +103,8 @@ class NormModule(nn.Module):
         """Return ``field=value`` for all that differs from the usual spec of this layer."""
         names = [field.name for field in fields(NormSpec) if field.name not in _TOLD]
         values = {name: getattr(self.spec, name) for name in names}
-        return [f"{name}={value}" for name, value in values.items() if value != getattr(self.usual, name)]
+        told = [f"{name}={value}" for name, value in values.items() if value != getattr(self.usual, name)]
+        return told + told_kernel(self.kernel)
 
 
 class HiddenModule(NormModule):
@@ -110,6 +118,7 @@ class HiddenModule(NormModule):
         device: of the parameters.
         dtype: of the parameters.
         spec: the convention.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
     """
 
     def __init__(
@@ -122,8 +131,10 @@ class HiddenModule(NormModule):
         dtype: torch.dtype | None = None,
         *,
         spec: NormSpec,
+        kernel: str = "auto",
     ) -> None:
         super().__init__()
+        self.kernel = kernels.check_name(kernel)
         self.normalized_shape = shape_of(normalized_shape, type(self).__name__)
         spec = replace(spec, axes=trailing(self.normalized_shape))
         self._follow(
@@ -135,6 +146,27 @@ class HiddenModule(NormModule):
             device=device,
             dtype=dtype,
         )
+
+    def _normalize(self, input: torch.Tensor) -> torch.Tensor:
+        """Compute ``spec`` over the trailing axes of ``input``."""
+        held = self._parameters_at_hand()
+        if held is not None:
+            y = kernels.attempt(self.spec, self.normalized_shape[-1], input, *held)
+            if y is not None:
+                return y
+        self._check(input)
+        return kernels.forward(self.spec, input, self.weight, self.bias, kernel=self.kernel)
+
+    def _parameters_at_hand(self) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
+        """Return gain and shift for an attempt at an ordinary call, or None where there must not be one.
+
+        Looked up where torch keeps parameters: through ``__getattr__`` two of them take a microsecond. They are not
+        there where a parametrization, or a replica of the module, has them as attributes.
+        """
+        held = self._parameters
+        if self.kernel != "auto" or torch.compiler.is_compiling() or "weight" not in held or "bias" not in held:
+            return None
+        return held["weight"], held["bias"]
 
     def _check(self, input: torch.Tensor) -> None:
         check_floating(input, type(self).__name__)
@@ -159,10 +191,14 @@ class FamilyModule(HiddenModule):
         eps: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        kernel: str = "auto",
     ) -> Self:
         """Return the norm of a model family; ``normwise.layers.FAMILIES`` lists them.
 
         Raises:
             ValueError: no such family, or one whose norm is of another kind.
         """
-        return cls(normalized_shape, eps, device=device, dtype=dtype, spec=family_spec(family, cls.usual))
+        return cls(
+            normalized_shape, eps, device=device, dtype=dtype, spec=family_spec(family, cls.usual), kernel=kernel
+        )

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from normwise import kernels
-from normwise.functional.hidden import LAYER, RMS, add_residual
+from normwise.functional._hidden import added, check_residual
+from normwise.functional.hidden import LAYER, RMS
 from normwise.layers._norm_module import FamilyModule
 from normwise.spec import NormSpec
 
@@ -22,9 +23,14 @@ class _AddModule(FamilyModule):
 
     def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Add ``input`` to ``residual`` (None at the start of the stream), return the norm of the sum, and the sum."""
+        held = self._parameters_at_hand() if self.residual_dtype is None else None
+        if held is not None:
+            both = kernels.attempt_added(self.spec, self.normalized_shape[-1], input, residual, *held)
+            if both is not None:
+                return both
         self._check(input)
-        summed = add_residual(input, residual, self.residual_dtype, type(self).__name__)
-        return kernels.forward(self.spec, summed, self.weight, self.bias).to(input.dtype), summed
+        check_residual(input, residual, type(self).__name__)
+        return added(self.spec, input, residual, self.weight, self.bias, self.residual_dtype, self.kernel)
 
     def extra_repr(self) -> str:
         """Return torch's words, the stream's dtype, and what differs from torch's convention."""
@@ -47,6 +53,7 @@ class AddRMSNorm(_AddModule):
         residual_dtype: dtype of the stream; None keeps the wider of x and residual.
         add_unit_offset: multiply by 1 + weight, with a weight that starts at 0.
         spec: another convention, such as one of ``normwise.layers.FAMILIES``.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         x and residual [..., *normalized_shape] -> the norm, in the dtype of x, and the new residual
@@ -74,9 +81,10 @@ class AddRMSNorm(_AddModule):
         residual_dtype: torch.dtype | None = None,
         add_unit_offset: bool = False,
         spec: NormSpec = RMS,
+        kernel: str = "auto",
     ) -> None:
         spec = replace(spec, weight_offset=1.0) if add_unit_offset else spec
-        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec)
+        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec, kernel=kernel)
         self.residual_dtype = residual_dtype
 
 
@@ -92,6 +100,7 @@ class AddLayerNorm(_AddModule):
         dtype: of the parameters.
         residual_dtype: dtype of the stream; None keeps the wider of x and residual.
         spec: another convention, such as one of ``normwise.layers.FAMILIES``.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Examples:
         >>> y, residual = AddLayerNorm(2)(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]))
@@ -112,6 +121,7 @@ class AddLayerNorm(_AddModule):
         *,
         residual_dtype: torch.dtype | None = None,
         spec: NormSpec = LAYER,
+        kernel: str = "auto",
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, spec=spec)
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, spec=spec, kernel=kernel)
         self.residual_dtype = residual_dtype

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from normwise import kernels
 from normwise.functional.hidden import RMS
 from normwise.layers._norm_module import HiddenModule
 from normwise.spec import Statistic
@@ -28,6 +27,7 @@ class CenteredRMSNorm(HiddenModule):
         elementwise_affine: whether there is a gain; the paper has none.
         device: of the gain.
         dtype: of the gain.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         [..., n] -> the same
@@ -53,10 +53,11 @@ class CenteredRMSNorm(HiddenModule):
         elementwise_affine: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        kernel: str = "auto",
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=_CENTERED)
+        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=_CENTERED, kernel=kernel)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize ``input`` [..., n]."""
-        self._check(input)
-        return kernels.forward(self.spec, input, self.weight)
+        return self._normalize(input)

@@ -8,6 +8,7 @@ import torch
 
 from normwise import kernels
 from normwise.functional._checks import check_channels, check_floating, size_of
+from normwise.functional._hidden import variant
 from normwise.functional.hidden import LAYER, RMS
 from normwise.layers._norm_module import NormModule
 from normwise.spec import NormSpec
@@ -28,8 +29,10 @@ class _ChannelModule(NormModule):
         dtype: torch.dtype | None,
         channel_dim: int,
         spec: NormSpec,
+        kernel: str,
     ) -> None:
         super().__init__()
+        self.kernel = kernels.check_name(kernel)
         self.num_channels = size_of(num_channels, "num_channels", type(self).__name__)
         self.channel_dim = channel_dim
         self._follow(
@@ -47,7 +50,7 @@ class _ChannelModule(NormModule):
         check_floating(input, type(self).__name__)
         check_channels(input, self.channel_dim, self.num_channels, type(self).__name__, "num_channels")
         axis = self.channel_dim % input.ndim - input.ndim
-        return kernels.forward(replace(self.spec, axes=(axis,)), input, self.weight, self.bias)
+        return kernels.forward(variant(self.spec, "axes", (axis,)), input, self.weight, self.bias, kernel=self.kernel)
 
     def extra_repr(self) -> str:
         """Return torch's words, the axis, and what differs from the usual convention."""
@@ -70,6 +73,7 @@ class ChannelLayerNorm(_ChannelModule):
         channel_dim: axis of the channels.
         spec: another convention, such as one of ``normwise.layers.FAMILIES``; its eps and its
             parameters are used unless given here.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         [N, C, *] -> the same
@@ -101,8 +105,9 @@ class ChannelLayerNorm(_ChannelModule):
         *,
         channel_dim: int = 1,
         spec: NormSpec = usual,
+        kernel: str = "auto",
     ) -> None:
-        super().__init__(num_channels, eps, elementwise_affine, bias, device, dtype, channel_dim, spec)
+        super().__init__(num_channels, eps, elementwise_affine, bias, device, dtype, channel_dim, spec, kernel)
 
 
 class ChannelRMSNorm(_ChannelModule):
@@ -125,5 +130,6 @@ class ChannelRMSNorm(_ChannelModule):
         *,
         channel_dim: int = 1,
         spec: NormSpec = usual,
+        kernel: str = "auto",
     ) -> None:
-        super().__init__(num_channels, eps, elementwise_affine, False, device, dtype, channel_dim, spec)
+        super().__init__(num_channels, eps, elementwise_affine, False, device, dtype, channel_dim, spec, kernel)

@@ -33,6 +33,7 @@ class GatedRMSNorm(FamilyModule):
         groups: groups of features with a statistic each.
         activation: ``silu`` or ``sigmoid``; None leaves it to ``spec``.
         spec: another convention, such as one of ``normwise.layers.FAMILIES``.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         x and z [..., H] -> [..., H]
@@ -60,6 +61,7 @@ class GatedRMSNorm(FamilyModule):
         groups: int | None = None,
         activation: str | None = None,
         spec: NormSpec = _GATED,
+        kernel: str = "auto",
     ) -> None:
         if norm_before_gate is not None:
             spec = replace(spec, gate=Gate.AFTER if norm_before_gate else Gate.BEFORE)
@@ -70,7 +72,7 @@ class GatedRMSNorm(FamilyModule):
                 groups, size_of(normalized_shape, "normalized_shape", "GatedRMSNorm"), "groups", "GatedRMSNorm"
             )
             spec = replace(spec, groups=groups)
-        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec)
+        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec, kernel=kernel)
 
     def forward(self, input: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Normalize ``input`` and multiply by the activation of ``gate``, both [..., H]."""
@@ -80,7 +82,7 @@ class GatedRMSNorm(FamilyModule):
                 f"GatedRMSNorm gates an input of shape {list(input.shape)}, given a gate of shape {list(gate.shape)}; "
                 "expand the gate to the input's shape"
             )
-        return kernels.forward(self.spec, input, self.weight, gate=gate)
+        return kernels.forward(self.spec, input, self.weight, gate=gate, kernel=self.kernel)
 
     def extra_repr(self) -> str:
         """Return torch's words, groups, and what differs from the usual convention."""

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from normwise import kernels
 from normwise.functional.hidden import l2_norm
+from normwise.layers._norm_module import told_kernel
 
 __all__ = ["L2Norm"]
 
@@ -18,6 +20,7 @@ class L2Norm(nn.Module):
     Args:
         dim: the axis or axes that share one length.
         eps: smallest length to divide by.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         any -> the same
@@ -31,15 +34,18 @@ class L2Norm(nn.Module):
         tensor([0.6000, 0.8000])
     """
 
-    def __init__(self, dim: int | Sequence[int] = -1, eps: float = 1e-12) -> None:
+    kernel: str = "auto"
+
+    def __init__(self, dim: int | Sequence[int] = -1, eps: float = 1e-12, *, kernel: str = "auto") -> None:
         super().__init__()
         self.dim = dim if isinstance(dim, int) else tuple(dim)
         self.eps = eps
+        self.kernel = kernels.check_name(kernel)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize ``input`` over ``dim``."""
-        return l2_norm(input, self.dim, self.eps)
+        return l2_norm(input, self.dim, self.eps, kernel=self.kernel)
 
     def extra_repr(self) -> str:
         """Return axes and eps."""
-        return f"dim={self.dim}, eps={self.eps}"
+        return ", ".join([f"dim={self.dim}, eps={self.eps}", *told_kernel(self.kernel)])

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from normwise import kernels
 from normwise.functional.hidden import LAYER
 from normwise.layers._norm_module import FamilyModule
 from normwise.spec import NormSpec
@@ -30,6 +29,7 @@ class LayerNorm(FamilyModule):
         dtype: of the parameters.
         spec: another convention, such as one of ``normwise.layers.FAMILIES``; its eps and its parameters are
             used unless given here.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         [..., *normalized_shape] -> the same
@@ -60,10 +60,10 @@ class LayerNorm(FamilyModule):
         dtype: torch.dtype | None = None,
         *,
         spec: NormSpec = LAYER,
+        kernel: str = "auto",
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, spec=spec)
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, spec=spec, kernel=kernel)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize ``input`` [..., *normalized_shape]."""
-        self._check(input)
-        return kernels.forward(self.spec, input, self.weight, self.bias)
+        return self._normalize(input)

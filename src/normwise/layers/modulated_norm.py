@@ -11,6 +11,7 @@ from torch import nn
 
 from normwise import kernels
 from normwise.functional._checks import check_broadcast, size_of
+from normwise.functional._hidden import variant
 from normwise.functional.hidden import LAYER, RMS
 from normwise.layers._norm_module import HiddenModule
 from normwise.spec import Cast, Modulation, NormSpec
@@ -23,9 +24,8 @@ _LAYER = replace(LAYER, cast=Cast.AFTER_WEIGHT)
 def _modulated(module: HiddenModule, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
     for name, each in (("scale", scale), ("shift", shift)):
         check_broadcast(each, x, name, type(module).__name__)
-    modulation = Modulation.SCALE if shift is None else Modulation.SCALE_SHIFT
-    spec = module.spec if module.spec.modulation is modulation else replace(module.spec, modulation=modulation)
-    return kernels.forward(spec, x, module.weight, module.bias, scale=scale, shift=shift)
+    spec = variant(module.spec, "modulation", Modulation.SCALE if shift is None else Modulation.SCALE_SHIFT)
+    return kernels.forward(spec, x, module.weight, module.bias, scale=scale, shift=shift, kernel=module.kernel)
 
 
 class ModulatedLayerNorm(HiddenModule):
@@ -38,6 +38,7 @@ class ModulatedLayerNorm(HiddenModule):
         bias: whether it has a shift of its own.
         device: of the parameters.
         dtype: of the parameters.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         x [..., *normalized_shape], scale and shift broadcastable to it -> shape of x
@@ -64,8 +65,10 @@ class ModulatedLayerNorm(HiddenModule):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        kernel: str = "auto",
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, spec=self.usual)
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, spec=self.usual, kernel=kernel)
 
     def forward(self, input: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
         """Normalize ``input``, multiply by 1 + ``scale``, add ``shift``."""
@@ -90,8 +93,12 @@ class ModulatedRMSNorm(HiddenModule):
         elementwise_affine: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        kernel: str = "auto",
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=self.usual)
+        super().__init__(
+            normalized_shape, eps, elementwise_affine, False, device, dtype, spec=self.usual, kernel=kernel
+        )
 
     def forward(self, input: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
         """Normalize ``input``, multiply by 1 + ``scale``, add ``shift``."""
@@ -123,9 +130,11 @@ class _AdaModule(HiddenModule):
         eps: float = 1e-6,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        kernel: str = "auto",
     ) -> None:
         normalized_shape = size_of(normalized_shape, "normalized_shape", type(self).__name__)
-        super().__init__(normalized_shape, eps, False, False, device, dtype, spec=self.usual)
+        super().__init__(normalized_shape, eps, False, False, device, dtype, spec=self.usual, kernel=kernel)
         self.linear = nn.Linear(cond_features, 2 * normalized_shape, device=device, dtype=dtype)
         self._start_neutral()
 
@@ -155,6 +164,7 @@ class AdaLayerNorm(_AdaModule):
         eps: added to the variance.
         device: of the projection.
         dtype: of the projection.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         x [B, ..., H] and condition [B, D], or [B, ..., D] with a condition for each position -> shape of x

@@ -7,9 +7,10 @@ from dataclasses import fields
 
 import torch
 
+from normwise import kernels
 from normwise.functional._checks import shape_of
 from normwise.functional.general import norm
-from normwise.layers._norm_module import NormModule
+from normwise.layers._norm_module import NormModule, told_kernel
 from normwise.spec import NormSpec, Statistic, Weight  # noqa: F401 - for the examples
 
 __all__ = ["Norm"]
@@ -23,6 +24,7 @@ class Norm(NormModule):
         shape: sizes of gain and shift: the normalized axes for the hidden scope, the channels for the others.
         device: of the parameters.
         dtype: of the parameters.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         whatever the axes fit -> the same
@@ -50,8 +52,11 @@ class Norm(NormModule):
         shape: int | Sequence[int],
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        kernel: str = "auto",
     ) -> None:
         super().__init__()
+        self.kernel = kernels.check_name(kernel)
         if spec.running:
             raise ValueError("Norm keeps no running statistics, given a spec with running=True; use BatchNorm")
         self.spec, self.shape = spec, shape_of(shape, "Norm")
@@ -68,10 +73,11 @@ class Norm(NormModule):
         shift: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Normalize ``input``; operands as in ``normwise.functional.norm``."""
-        return norm(self.spec, input, self.weight, self.bias, mask=mask, gate=gate, scale=scale, shift=shift)
+        operands = {"mask": mask, "gate": gate, "scale": scale, "shift": shift}
+        return norm(self.spec, input, self.weight, self.bias, **operands, kernel=self.kernel)
 
     def extra_repr(self) -> str:
         """Return the shape and every field that differs from a plain RMSNorm."""
         values = {field.name: getattr(self.spec, field.name) for field in fields(NormSpec)}
         told = [f"{name}={value}" for name, value in values.items() if value != getattr(self.usual, name)]
-        return ", ".join([f"{self.shape}", *told])
+        return ", ".join([f"{self.shape}", *told, *told_kernel(self.kernel)])

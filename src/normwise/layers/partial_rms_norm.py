@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from normwise import kernels
 from normwise.functional._checks import size_of
 from normwise.functional.hidden import RMS
 from normwise.layers._norm_module import HiddenModule
@@ -24,6 +23,7 @@ class PartialRMSNorm(HiddenModule):
         elementwise_affine: whether there is a gain.
         device: of the gain.
         dtype: of the gain.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         [..., H] -> the same
@@ -50,6 +50,8 @@ class PartialRMSNorm(HiddenModule):
         elementwise_affine: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        kernel: str = "auto",
     ) -> None:
         normalized_shape = size_of(normalized_shape, "normalized_shape", "PartialRMSNorm")
         if not 0 < p <= 1 or int(normalized_shape * p) < 1:
@@ -58,9 +60,8 @@ class PartialRMSNorm(HiddenModule):
                 f"and p = {p}; pass a p in (0, 1] that leaves at least one"
             )
         spec = replace(RMS, partial=p)
-        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec)
+        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec, kernel=kernel)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize ``input`` [..., H]."""
-        self._check(input)
-        return kernels.forward(self.spec, input, self.weight)
+        return self._normalize(input)

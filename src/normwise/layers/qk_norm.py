@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from normwise import kernels
 from normwise.functional._checks import check_floating, size_of
+from normwise.functional._hidden import variant
 from normwise.functional.hidden import RMS
-from normwise.layers._norm_module import HiddenModule
+from normwise.layers._norm_module import HiddenModule, told_kernel
 from normwise.spec import NormSpec
 
 __all__ = ["QKNorm"]
@@ -21,19 +23,21 @@ class HeadNorm(HiddenModule):
 
     usual = RMS
 
-    def __init__(self, heads: int, size: int, head_dim: int, spec: NormSpec, device: object, dtype: object) -> None:
-        super().__init__(size, device=device, dtype=dtype, spec=spec)  # type: ignore[arg-type]
+    def __init__(
+        self, heads: int, size: int, head_dim: int, spec: NormSpec, device: Any, dtype: Any, kernel: str
+    ) -> None:
+        super().__init__(size, device=device, dtype=dtype, spec=spec, kernel=kernel)
         self.heads, self.head_dim = heads, head_dim
 
     def forward(self, x: torch.Tensor, head_axis: int) -> torch.Tensor:
         if self.heads == 1:
-            return kernels.forward(self.spec, x, self.weight, self.bias)
+            return self._normalize(x)
         axes = (head_axis, -1)
         weight, bias = (
             each if each is None or not each.ndim else each.unflatten(0, (self.heads, self.head_dim))
             for each in (self.weight, self.bias)
         )
-        return kernels.forward(replace(self.spec, axes=axes), x, weight, bias)
+        return kernels.forward(variant(self.spec, "axes", axes), x, weight, bias, kernel=self.kernel)
 
 
 class QKNorm(nn.Module):
@@ -53,6 +57,7 @@ class QKNorm(nn.Module):
         dtype: of the gains.
         head_axis: axis of the heads in the input: -2 for [B, T, heads, D], 1 or -3 for [B, heads, T, D].
         spec: the convention, RMSNorm of torch by default; ``FAMILIES["qwen3"]``, or a LayerNorm for ViT-22B.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         q and k [B, T, heads, D] (or the layout ``head_axis`` says) -> the same two
@@ -84,6 +89,7 @@ class QKNorm(nn.Module):
         *,
         head_axis: int = -2,
         spec: NormSpec = RMS,
+        kernel: str = "auto",
     ) -> None:
         super().__init__()
         if over not in ("head", "all_heads"):
@@ -99,8 +105,8 @@ class QKNorm(nn.Module):
         together = over == "all_heads"
         queries = num_heads if together and num_heads is not None else 1
         keys = (num_kv_heads or queries) if together else 1
-        self.q_norm = HeadNorm(queries, queries * head_dim, head_dim, spec, device, dtype)
-        self.k_norm = HeadNorm(keys, keys * head_dim, head_dim, spec, device, dtype)
+        self.q_norm = HeadNorm(queries, queries * head_dim, head_dim, spec, device, dtype, kernel)
+        self.k_norm = HeadNorm(keys, keys * head_dim, head_dim, spec, device, dtype, kernel)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalize queries and keys."""
@@ -120,4 +126,5 @@ class QKNorm(nn.Module):
 
     def extra_repr(self) -> str:
         """Return sizes and what shares a statistic."""
-        return f"{self.head_dim}, over={self.over!r}, head_axis={self.head_axis}"
+        told = f"{self.head_dim}, over={self.over!r}, head_axis={self.head_axis}"
+        return ", ".join([told, *told_kernel(self.q_norm.kernel)])

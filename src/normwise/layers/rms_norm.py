@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from normwise import kernels
 from normwise.functional.hidden import RMS
 from normwise.layers._norm_module import FamilyModule
 from normwise.spec import NormSpec
@@ -32,6 +31,7 @@ class RMSNorm(FamilyModule):
             this way can move: next to 1.0 the smallest step is 0.0078.
         spec: another convention, such as one of ``normwise.layers.FAMILIES``; its eps and its gain are used
             unless given here.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         [..., *normalized_shape] -> the same
@@ -62,11 +62,11 @@ class RMSNorm(FamilyModule):
         *,
         add_unit_offset: bool = False,
         spec: NormSpec = RMS,
+        kernel: str = "auto",
     ) -> None:
         spec = replace(spec, weight_offset=1.0) if add_unit_offset else spec
-        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec)
+        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec, kernel=kernel)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize ``input`` [..., *normalized_shape]."""
-        self._check(input)
-        return kernels.forward(self.spec, input, self.weight)
+        return self._normalize(input)

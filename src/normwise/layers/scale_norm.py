@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from normwise import kernels
-from normwise.layers._norm_module import HiddenModule
+from normwise.layers._norm_module import HiddenModule, told_kernel
 from normwise.spec import Cast, NormSpec, Statistic, Weight
 
 __all__ = ["SCALE", "ScaleNorm"]
@@ -29,6 +28,7 @@ class ScaleNorm(HiddenModule):
         eps: smallest length to divide by.
         device: of the weight.
         dtype: of the weight.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         [..., *normalized_shape] -> the same
@@ -53,8 +53,10 @@ class ScaleNorm(HiddenModule):
         eps: float = 1e-5,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        kernel: str = "auto",
     ) -> None:
-        super().__init__(normalized_shape, eps, device=device, dtype=dtype, spec=SCALE)
+        super().__init__(normalized_shape, eps, device=device, dtype=dtype, spec=SCALE, kernel=kernel)
 
     def reset_parameters(self) -> None:
         """Start at the length of a vector whose elements have a mean square of 1."""
@@ -63,9 +65,8 @@ class ScaleNorm(HiddenModule):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize ``input`` [..., *normalized_shape]."""
-        self._check(input)
-        return kernels.forward(self.spec, input, self.weight)
+        return self._normalize(input)
 
     def extra_repr(self) -> str:
         """Return the shape and eps."""
-        return f"{self.normalized_shape}, eps={self.eps}"
+        return ", ".join([f"{self.normalized_shape}, eps={self.eps}", *told_kernel(self.kernel)])
