@@ -111,6 +111,8 @@ class _AddNormRows(torch.autograd.Function):
         ctx.norm = (size, code, eps, offset)
         ctx.dtypes = (x.dtype, residual.dtype)
         ctx.set_materialize_grads(False)
+        if not any(ctx.needs_input_grad[:2]):  # as in plain torch: the sum does not depend on the gain
+            ctx.mark_non_differentiable(summed)
         return y, summed
 
     @staticmethod
