@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from normwise import kernels
-from normwise.kernels import Moments
+from normwise.kernels import Moments, eager
 from normwise.spec import reference
 from tests.layers.transformers_norms import HEADS, WIDTH, Norm
 
-__all__ = ["CALLS", "Call", "build", "class_of", "operands", "run_ours", "run_theirs"]
+__all__ = ["CALLS", "Call", "Compute", "build", "class_of", "operands", "run_ours", "run_theirs"]
 
-Compute = Callable[..., torch.Tensor]  # kernels.forward, or reference
+Compute = Callable[..., torch.Tensor]  # the forward of a kernel, kernels.forward for the best, or reference
 
 
 class Call(NamedTuple):
@@ -77,7 +76,7 @@ def run_theirs(norm: Norm, module: nn.Module, given: dict[str, torch.Tensor]) ->
 
 
 def run_ours(
-    norm: Norm, module: nn.Module, given: dict[str, torch.Tensor], compute: Compute = kernels.forward
+    norm: Norm, module: nn.Module, given: dict[str, torch.Tensor], compute: Compute = eager.forward
 ) -> torch.Tensor:
     """Return what the spec computes with the parameters of the class."""
     return CALLS[norm.call].ours(compute, norm, module, given)

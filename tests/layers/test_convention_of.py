@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from normwise import kernels
 from normwise.errors import NotKnown
+from normwise.kernels.eager import forward as eager
 from normwise.layers import FrozenBatchNorm
 from normwise.layers.convention import convention_of, families_of, match_of
 from normwise.spec import PROMOTED, Cast, Form, Gate, Kind, NormSpec, Scope, Statistic, Weight
@@ -237,7 +237,7 @@ def test_names_gates(gate: Gate, activation: str) -> None:
             self.scale = nn.Parameter(torch.ones(24))
 
         def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-            return kernels.forward(spec, x, self.scale, gate=gate)
+            return eager(spec, x, self.scale, gate=gate)
 
     assert convention_of(Gated()) == spec
 
@@ -246,7 +246,7 @@ def test_names_gates(gate: Gate, activation: str) -> None:
 @pytest.mark.parametrize(("inside", "clamp"), [(True, False), (False, False), (False, True)])
 def test_measures_the_size_and_the_place_of_eps(eps: float, inside: bool, clamp: bool) -> None:
     spec = NormSpec(eps=eps, eps_inside=inside, eps_clamp=clamp, cast=Cast.AFTER_WEIGHT)
-    found = convention_of(Lambda(lambda x, g: kernels.forward(spec, x, g), H[0]))
+    found = convention_of(Lambda(lambda x, g: eager(spec, x, g), H[0]))
     assert found.eps == eps
     assert eps == 0 or (found.eps_inside, found.eps_clamp) == (inside, clamp)
 
@@ -254,7 +254,7 @@ def test_measures_the_size_and_the_place_of_eps(eps: float, inside: bool, clamp:
 @pytest.mark.parametrize("offset", [0.0, 1.0, 0.5, -1.0])
 def test_measures_what_is_added_to_the_gain(offset: float) -> None:
     spec = NormSpec(weight_offset=offset, cast=Cast.AFTER_WEIGHT)
-    assert convention_of(Lambda(lambda x, g: kernels.forward(spec, x, g), H[0])) == spec
+    assert convention_of(Lambda(lambda x, g: eager(spec, x, g), H[0])) == spec
 
 
 def test_leaves_the_module_and_the_random_state_as_found() -> None:
@@ -282,7 +282,7 @@ def test_takes_the_size_or_an_example_where_no_parameter_tells() -> None:
 
 def test_says_how_the_output_of_half_precision_differs() -> None:
     def rounded_twice(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-        y = kernels.forward(NormSpec(cast=Cast.AFTER_WEIGHT), x, g)
+        y = eager(NormSpec(cast=Cast.AFTER_WEIGHT), x, g)
         return y.half() if x.dtype is torch.bfloat16 else y
 
     with pytest.raises(NotKnown, match=r"closest is rms norm over axes \[-1\], eps 1e-06 inside.* is float16, not"):
@@ -296,4 +296,4 @@ def test_refuses_a_module_without_numbers() -> None:
 
 def test_a_promoted_output_is_named() -> None:
     spec = NormSpec(cast=Cast.BEFORE_WEIGHT, out_dtype=PROMOTED)
-    assert convention_of(Lambda(lambda x, g: kernels.forward(spec, x, g), H[0])) == spec
+    assert convention_of(Lambda(lambda x, g: eager(spec, x, g), H[0])) == spec

@@ -208,7 +208,7 @@ def _ours(spec: NormSpec, structure: Structure, sample: _Sample) -> torch.Tensor
         names = (structure.mean, structure.variance)
         mean, variance = (sample.values[name].to(sample.parameters).to(dtype) for name in names)
         given = Moments(mean.reshape(shape), variance.reshape(shape), 0)
-    return kernels.forward(spec, sample.x, weight, bias, gate=sample.gate, given=given)
+    return kernels.forward(spec, sample.x, weight, bias, gate=sample.gate, given=given, kernel="eager")
 
 
 def _is_exact(ours: torch.Tensor, sample: _Sample) -> bool:
