@@ -34,6 +34,9 @@ REFUSED = {name: why for names, why in NOT_EXPRESSIBLE.items() for name in names
 # Times the error of the class, at most: mean and largest. Torch's group and batch norms sum gradients in float64,
 # which ours have within float32; behind a modulation stands a half-precision Linear; a temperature is 4 numbers.
 FACTORS = (1.05, 1.8)
+# Compiled kernels add up in another order, which has another error of the same size: the mean of two times 32 such
+# errors is known within a fifth each, and the largest of them scatters more.
+OTHER_ORDER = (1.5, 2.5)
 LOOSE: dict[str, tuple[float, float]] = dict.fromkeys(
     ("batch", "grouped", "grouped_sequence", "modulated", "qk"), (2.5, 2.5)
 )
@@ -144,16 +147,20 @@ def test_values_are_those_of_every_class_by_itself(norm: Norm) -> None:
 
 
 @each_norm
+@pytest.mark.parametrize(
+    ("compute", "factors"), [(eager.forward, FACTORS), (kernels.forward, OTHER_ORDER)], ids=["eager", "best"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_gradients_are_at_least_as_near_to_float64_as_those_of_the_class(norm: Norm, dtype: torch.dtype) -> None:
+def test_gradients_are_at_least_as_near_to_float64_as_those_of_the_class(
+    norm: Norm, dtype: torch.dtype, compute: Compute, factors: tuple[float, float]
+) -> None:
     generator = torch.Generator().manual_seed(0)
     weight_dtype = torch.float32 if norm.weights == "float32" else dtype
     module = build(norm, norm.names[0], weight_dtype, generator)
     given = operands(norm, dtype, weight_dtype, generator)
-    best = partial(run_ours, compute=kernels.forward)
-    theirs, ours = (gradients(run, norm, module, given) for run in (run_theirs, best))
+    theirs, ours = (gradients(run, norm, module, given) for run in (run_theirs, partial(run_ours, compute=compute)))
     true = gradients(lambda n, m, t: run_ours(n, m, t, reference), norm, *widened(module, given))
-    mean, largest = LOOSE.get(norm.call, FACTORS)
+    mean, largest = LOOSE.get(norm.call, factors)
     assert theirs.keys() == ours.keys() == true.keys()
     for name, wanted in true.items():
         finite = theirs[name].isfinite()  # pocket-tts overflows in float16
