@@ -27,7 +27,6 @@ SPECS = {
     "rms": RMS,
     "llama": replace(RMS, cast=Cast.BEFORE_WEIGHT, out_dtype="promoted"),
     "gemma": replace(RMS, weight_offset=1.0),
-    "division": replace(RMS, form=Form.DIVISION),
     "outside": replace(RMS, eps_inside=False),
     "layer": LAYER,
     "torch-layer": replace(LAYER, form=Form.TORCH),

@@ -18,6 +18,7 @@ from normwise.graph.capture import Tracer
 from normwise.graph.data import Graph
 from normwise.graph.guard import as_found
 from normwise.graph.observing import Observer
+from normwise.spec.definition import plain
 from normwise.targets import unwrap
 from normwise.targets.target import Target
 
@@ -146,9 +147,9 @@ def _wants_gradients(error: TraceError) -> bool:
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """Keep compiled submodules from being compiled again for one traced run."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
+    """Keep compiled submodules from being compiled again, and norms in plain torch, for one traced run."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(plain())
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield

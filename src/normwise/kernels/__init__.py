@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from normwise._parts import collect
+from normwise.kernels import _transforms as _transforms
 from normwise.kernels import cpu as cpu
 from normwise.kernels import eager as eager
 from normwise.kernels import triton as triton

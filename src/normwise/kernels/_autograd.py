@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from normwise.kernels._ops import Code, ops
+from normwise.kernels._ops import LIBRARY, Code, ops
 
 __all__ = ["add_norm_rows", "norm_rows"]
 
@@ -38,6 +38,20 @@ def norm_rows(
     offset: float,
 ) -> torch.Tensor:
     """Compute ``normwise::norm_rows``, differentiable."""
+    if torch.compiler.is_compiling():  # one operator in the graph: dynamo need not trace the autograd function
+        return ops.norm.default(x, weight, bias, size, code, eps, offset)
+    return _norm_rows(x, weight, bias, size, code, eps, offset)
+
+
+def _norm_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    size: int,
+    code: int,
+    eps: float,
+    offset: float,
+) -> torch.Tensor:
     if _recorded(x, weight, bias):
         return _apply(_NormRows, x, weight, bias, size, code, eps, offset)
     return ops.norm_rows.default(x, weight, bias, size, code, eps, offset)
@@ -55,16 +69,34 @@ def add_norm_rows(
     wide: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute ``normwise::add_norm_rows`` without its statistics, differentiable."""
+    if torch.compiler.is_compiling():
+        return ops.add_norm.default(x, residual, weight, bias, size, code, eps, offset, wide)
+    return _add_norm_rows(x, residual, weight, bias, size, code, eps, offset, wide)
+
+
+def _add_norm_rows(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    size: int,
+    code: int,
+    eps: float,
+    offset: float,
+    wide: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     if _recorded(x, residual, weight, bias):
         return _apply(_AddNormRows, x, residual, weight, bias, size, code, eps, offset, wide)
     y, summed, _ = ops.add_norm_rows.default(x, residual, weight, bias, size, code, eps, offset, wide)
     return y, summed
 
 
+LIBRARY.impl("norm", _norm_rows, "CompositeImplicitAutograd")
+LIBRARY.impl("add_norm", _add_norm_rows, "CompositeImplicitAutograd")
+
+
 def _apply(function: Any, *args: Any) -> Any:
     # Function.apply itself looks for torch.func's transforms at each call, which the kernels refuse beforehand
-    if torch.compiler.is_compiling():
-        return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 

@@ -7,15 +7,18 @@ CPU key, ``triton`` for the CUDA key. What each computes:
     y = round?((x - mean) * rstd) * (offset + weight) + bias over rows of ``size`` trailing elements;
     ``code`` as in ``Code``.
 ``norm_rows_saving``
-    The same with what the backward pass needs: statistics [2, rows] (mean, rstd) of a centred norm, else
-    [1, rows] (rstd), in float32 (float64 for float64).
+    The same with what the backward pass needs: statistics [2, *axes before the row] (mean, rstd) of a centred norm,
+    else [1, *axes before the row] (rstd), in float32 (float64 for float64).
 ``norm_rows_backward``
     Gradients of x, weight and bias for the gradient ``dy``; ``dsum``, if given, is added to that of x. ``needs``:
     1 for x, 2 for the weight, 4 for the bias; those not needed come back empty.
 ``add_norm_rows``
     sum = x + residual, in float32 if ``wide`` or if the two differ, and y as above in the dtype of x.
+``norm``, ``add_norm``
+    The first and the last, differentiable: what ``torch.compile`` puts into a graph. They stand for ``_autograd``'s
+    functions, which they become again when the graph is differentiated or run.
 
-None of them writes into an input, and none has an autograd rule: ``_autograd`` puts them to use.
+None of them writes into an input, and only the last two have derivatives: ``_autograd`` puts the others to use.
 """
 
 from __future__ import annotations
@@ -24,18 +27,20 @@ from enum import IntFlag
 
 import torch
 
-__all__ = ["LIBRARY", "Code", "ops"]
+__all__ = ["LIBRARY", "Code", "before_rows", "ops"]
 
 LIBRARY = torch.library.Library("normwise", "DEF")
-_NORM = "Tensor? weight, Tensor? bias, int size, int code, float eps, float offset"
+_NORM = "Tensor? weight, Tensor? bias, SymInt size, int code, float eps, float offset"
 
 LIBRARY.define(f"norm_rows(Tensor x, {_NORM}) -> Tensor")
 LIBRARY.define(f"norm_rows_saving(Tensor x, {_NORM}) -> (Tensor y, Tensor stats)")
 LIBRARY.define(
-    "norm_rows_backward(Tensor dy, Tensor? dsum, Tensor x, Tensor stats, Tensor? weight, int size, int code, "
+    "norm_rows_backward(Tensor dy, Tensor? dsum, Tensor x, Tensor stats, Tensor? weight, SymInt size, int code, "
     "float eps, float offset, int needs) -> (Tensor dx, Tensor dweight, Tensor dbias)"
 )
 LIBRARY.define(f"add_norm_rows(Tensor x, Tensor residual, {_NORM}, bool wide) -> (Tensor y, Tensor sum, Tensor stats)")
+LIBRARY.define(f"norm(Tensor x, {_NORM}) -> Tensor")
+LIBRARY.define(f"add_norm(Tensor x, Tensor residual, {_NORM}, bool wide) -> (Tensor y, Tensor sum)")
 
 ops = torch.ops.normwise
 
@@ -63,8 +68,18 @@ def _sums(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
+def before_rows(x: torch.Tensor, size: int) -> tuple[int, ...]:
+    """Return the sizes of the axes before those that make a row of ``size``; of all rows, if none do."""
+    axis, inner = x.ndim, 1
+    while axis > 0 and inner != size:
+        axis -= 1
+        inner *= x.shape[axis]
+    return tuple(x.shape[:axis]) if inner == size else (x.numel() // size,)
+
+
 def _stats(x: torch.Tensor, size: int, code: int, dtype: torch.dtype) -> torch.Tensor:
-    return x.new_empty((2 if code & 3 in (1, 2) else 1, x.numel() // size), dtype=_sums(dtype))
+    kinds = 2 if Code.kind(code) in (Code.LAYER, Code.TORCH_LAYER) else 1
+    return x.new_empty((kinds, *before_rows(x, size)), dtype=_sums(dtype))
 
 
 @torch.library.register_fake("normwise::norm_rows", lib=LIBRARY)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from normwise.kernels import _triton_kernels as programs
-from normwise.kernels._ops import Code
+from normwise.kernels._ops import Code, before_rows
 from normwise.kernels.triton import refusal_of_code
 
 __all__ = ["add_norm_rows", "norm_rows", "norm_rows_backward", "norm_rows_saving"]
@@ -123,7 +123,8 @@ def _forward(
     y = x.new_empty(x.shape, dtype=out)
     total = x.new_empty(x.shape if of_sum else 0, dtype=normalized)
     rows = x.numel() // size
-    stats = x.new_empty(2 if Code.kind(code) in _CENTERED else 1, rows, dtype=torch.float32) if saving else None
+    kinds = 2 if Code.kind(code) in _CENTERED else 1
+    stats = x.new_empty((kinds, *before_rows(x, size)), dtype=torch.float32) if saving else None
     if x.numel():
         x, residual = _by_row(x, size), None if residual is None else _by_row(residual, size)
         shape = shape_of(size, FORWARD)

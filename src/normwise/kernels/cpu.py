@@ -69,15 +69,20 @@ _PLANS: dict[int, tuple[NormSpec, Plan | str]] = {}
 
 def plan_of(spec: NormSpec) -> Plan | str:
     """Return the plan of ``spec``, the same object each time, or why there is none."""
+    if torch.compiler.is_compiling():  # a compiled graph would be bound to what is in the table
+        return _plan_of(spec)
     known = _PLANS.get(id(spec))  # a hash of all the fields takes longer than normalizing a short row
     if known is not None and known[0] is spec:
         return known[1]
-    plans = [plan for plan in (family(spec) for family in FAMILIES) if plan is not None]
-    plan = plans[0] if plans else f"no compiled kernel takes statistics over {spec.scope} axes {list(spec.axes)}"
     if len(_PLANS) >= 4096:
         _PLANS.clear()
-    _PLANS[id(spec)] = (spec, plan)
-    return plan
+    _PLANS[id(spec)] = (spec, _plan_of(spec))
+    return _PLANS[id(spec)][1]
+
+
+def _plan_of(spec: NormSpec) -> Plan | str:
+    plans = [plan for plan in (family(spec) for family in FAMILIES) if plan is not None]
+    return plans[0] if plans else f"no compiled kernel takes statistics over {spec.scope} axes {list(spec.axes)}"
 
 
 def refusal(

@@ -30,6 +30,8 @@ RowsTable NW_NAMED(rows_table)() {
   t.add_rows[bf16][bf16][bf16] = add_rows<Bf16, Bf16, Bf16>;
   t.add_rows[f16][f16][f16] = add_rows<F16, F16, F16>;
   t.add_rows[f64][f64][f64] = add_rows<double, double, double>;
+  t.add_rows[bf16][bf16][f32] = add_rows<Bf16, Bf16, float>;
+  t.add_rows[f16][f16][f32] = add_rows<F16, F16, float>;
   t.add_rows[bf16][f32][f32] = add_rows<Bf16, float, float>;
   t.add_rows[f16][f32][f32] = add_rows<F16, float, float>;
 

@@ -30,8 +30,17 @@ void forward(
   in_parallel(x.rows, size, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
-Tensor new_stats(const Rows& x, int64_t code) {
-  return empty_as(x.tensor, {centers(code) ? 2 : 1, x.rows}, sums_of(x.dtype));
+// [2 or 1, *the axes of x before those of a row]
+Tensor new_stats(const Rows& x, int64_t size, int64_t code) {
+  const auto sizes = x.tensor.sizes();
+  int64_t axes = (int64_t)sizes.size(), inner = 1;
+  while (axes > 0 && inner != size) inner *= sizes[--axes];
+  std::vector<int64_t> shape{centers(code) ? 2 : 1};
+  if (inner == size)
+    shape.insert(shape.end(), sizes.begin(), sizes.begin() + axes);
+  else
+    shape.push_back(x.rows);
+  return empty_of({shape.data(), shape.size()}, sums_of(x.dtype));
 }
 
 Tensor norm_rows(
@@ -47,7 +56,7 @@ std::tuple<Tensor, Tensor> norm_rows_saving(
     const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, int64_t size, int64_t code, double eps,
     double offset) {
   const Rows rows = rows_of(x, size, "x");
-  const Tensor y = empty_shaped(x, out_dtype(rows.dtype, weight, code)), stats = new_stats(rows, code);
+  const Tensor y = empty_shaped(x, out_dtype(rows.dtype, weight, code)), stats = new_stats(rows, size, code);
   forward(rows, y, weight, bias, &stats, size, code, eps, offset);
   return {y, stats};
 }
@@ -65,7 +74,7 @@ std::tuple<Tensor, Tensor, Tensor> add_norm_rows(
   STD_TORCH_CHECK(add && kernel, "normwise: no kernel for a residual of this dtype beside x");
   const Tensor summed = empty_shaped(x, sum), y = empty_shaped(x, own.dtype);
   const Rows rows{summed, sum, own.rows, size};
-  const Tensor stats = new_stats(rows, code);
+  const Tensor stats = new_stats(rows, size, code);
 
   const bool paired = in_pairs(sum, own.dtype);
   const Widened gain(weight, sum, size, offset, code & OFFSET_IN_WEIGHT_DTYPE, paired, "weight");
@@ -121,7 +130,11 @@ std::tuple<Tensor, Tensor, Tensor> norm_rows_backward(
   const int64_t blocks = blocks_of(rows.rows, size);
   const std::unique_ptr<char[]> parts(new char[weights ? blocks * weights * size * bytes_of(sums) : 1]);
   const Tensor dx = empty_shaped(x, rows.dtype);
-  const char* kept = (const char*)stats.const_data_ptr();
+  STD_TORCH_CHECK(
+      stats.numel() == (centers(code) ? 2 : 1) * rows.rows && dtype_of(stats, "stats") == sums,
+      "normwise: stats must be those of norm_rows_saving");
+  const Tensor statistics = stats.is_contiguous() ? stats : torch::stable::contiguous(stats);
+  const char* kept = (const char*)statistics.const_data_ptr();
   const RowsBackward args{
       upstream.data(), upstream.stride, stream ? stream->data() : nullptr, stream ? stream->stride : 0, rows.data(),
       rows.stride, kept, centers(code) ? kept + rows.rows * bytes_of(sums) : kept, gain.data(), dx.mutable_data_ptr(),

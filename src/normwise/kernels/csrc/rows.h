@@ -211,7 +211,8 @@ NW_INLINE A root_share(A rstd, A eps, int64_t code) {
   }
 }
 
-// dx = rstd * (g - xhat * mean(g * xhat) - mean(g)), g = dy * gain; the last mean only of centred norms.
+// dx = rstd * (g - xhat * mean(g * xhat) - mean(g)), g = dy * gain; the last mean only of centred norms. The factor
+// rstd goes into the two means once a row, so that g, the largest term, is rounded as a product and in the last sum.
 template <class X, class D, bool CENTER, bool SUM, int WEIGHTS>
 NW_INLINE void backward_row(
     const D* dy, const X* x, const X* dsum, X* dx, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n,
@@ -225,15 +226,15 @@ NW_INLINE void backward_row(
     dots.of(at) = fma(g, hat * rstd, dots.of(at));
     if constexpr (CENTER) sums.of(at) = sums.of(at) + g;
   });
-  const A along_hat = -dots.total() * share, level = CENTER ? sums.total() / (A)n : (A)0;
+  const A along_hat = -dots.total() * share * rstd, level = CENTER ? -(sums.total() / (A)n) * rstd : (A)0;
   along<A, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
     const auto d = read(dy, at);
     auto hat = read(x, at);
     if constexpr (CENTER) hat = hat - mean;
     hat = hat * rstd;
-    auto g = fma(hat, along_hat, d * read(gain, at));
-    if constexpr (CENTER) g = g - level;
-    g = g * rstd;
+    auto rest = hat * along_hat;
+    if constexpr (CENTER) rest = fma(hat, along_hat, level);
+    auto g = fma(d * read(gain, at), rstd, rest);
     if constexpr (SUM) g = g + read(dsum, at);
     write(dx, at, g);
     if constexpr (WEIGHTS > 0) write(dgain, at, fma(d, hat, read(dgain, at)));
@@ -241,26 +242,71 @@ NW_INLINE void backward_row(
   });
 }
 
+// Where x - mean overflows the root is at least 2^MAX / sqrt(n), and n is below 2^40.
+template <class A>
+constexpr A FARTHEST = sizeof(A) == 4 ? (A)0x1p-107f : (A)0x1p-1003;
+
+// The same for a centred row with such a root, by halves of x and mean; element by element, for it is rare.
+template <class X, class D>
+NW_APART void backward_far_row(
+    const D* dy, const X* x, const X* dsum, X* dx, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n,
+    Acc<X> mean, Acc<X> rstd, Acc<X> share, int weights) {
+  using A = Acc<X>;
+  const auto hat = [&](int64_t i) NW_ALWAYS { return (load1(x + i) / 2 - mean / 2) * (2 * rstd); };
+  A dots = 0, sums = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const A g = load1(dy + i) * gain[position(i, n, PAIRED<X, D>)];
+    dots += g * hat(i), sums += g;
+  }
+  const A along_hat = dots * share, level = sums / (A)n;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t at = position(i, n, PAIRED<X, D>);
+    const A d = load1(dy + i), g = (d * gain[at] - hat(i) * along_hat - level) * rstd;
+    store1(dx + i, dsum ? g + load1(dsum + i) : g);
+    if (weights > 0) dgain[at] += d * hat(i);
+    if (weights > 1) dbias[at] += d;
+  }
+}
+
+// Rows whose weight gradients are added up before they go to the block's: with m rows a block the rounding errors of
+// both levels are smallest together at sqrt(m), and m is at most about 1024, see blocks_of.
+constexpr int64_t LEVEL = 32;
+
+template <class A>
+NW_INLINE void raise_level(A* high, A* low, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) high[i] += low[i], low[i] = 0;
+}
+
 template <class X, class D, bool CENTER, bool SUM, int WEIGHTS>
 void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
   using A = Acc<X>;
   const int64_t n = a.size;
+  A* scratch = nullptr;
   for (int64_t block = begin; block < end; ++block) {
-    A* dgain = (A*)a.parts + block * a.weights * n;
-    A* dbias = dgain + n;
-    if constexpr (WEIGHTS > 0)
-      for (int64_t i = 0; i < WEIGHTS * n; ++i) dgain[i] = 0;
-    const int64_t last = (block + 1) * a.rows / a.blocks;
-    for (int64_t row = block * a.rows / a.blocks; row < last; ++row) {
+    const int64_t first = block * a.rows / a.blocks, last = (block + 1) * a.rows / a.blocks;
+    A *high = (A*)a.parts + block * a.weights * n, *dgain = high;
+    if constexpr (WEIGHTS > 0) {
+      for (int64_t i = 0; i < WEIGHTS * n; ++i) high[i] = 0;
+      if (last - first > LEVEL) dgain = scratch = scratch ? scratch : new A[WEIGHTS * n]();
+    }
+    for (int64_t row = first; row < last; ++row) {
       const A rstd = ((const A*)a.rstd)[row], mean = CENTER ? ((const A*)a.mean)[row] : (A)0;
       A share = root_share(rstd, (A)a.eps, a.code);
       if ((a.code & KIND) != L2) share /= (A)n;
-      backward_row<X, D, CENTER, SUM, WEIGHTS>(
-          (const D*)a.dy + row * a.dy_stride, (const X*)a.x + row * a.x_stride,
-          SUM ? (const X*)a.dsum + row * a.dsum_stride : nullptr, (X*)a.dx + row * n, (const A*)a.gain, dgain, dbias, n,
-          mean, rstd, share);
+      const D* dy = (const D*)a.dy + row * a.dy_stride;
+      const X* x = (const X*)a.x + row * a.x_stride;
+      const X* dsum = SUM ? (const X*)a.dsum + row * a.dsum_stride : nullptr;
+      X* dx = (X*)a.dx + row * n;
+      const A* gain = (const A*)a.gain;
+      if (CENTER && __builtin_expect(rstd < FARTHEST<A>, 0))
+        backward_far_row(dy, x, dsum, dx, gain, dgain, dgain + n, n, mean, rstd, share, WEIGHTS);
+      else
+        backward_row<X, D, CENTER, SUM, WEIGHTS>(dy, x, dsum, dx, gain, dgain, dgain + n, n, mean, rstd, share);
+      if (WEIGHTS > 0 && dgain != high && ((row - first) % LEVEL == LEVEL - 1 || row == last - 1))
+        raise_level(high, dgain, WEIGHTS * n);
     }
   }
+  delete[] scratch;
 }
 
 template <class X, class D, bool CENTER, bool SUM>

@@ -228,7 +228,8 @@ NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n) {
     const A v = load1(x + i), delta = v - mean;
     ++count;
     mean += delta / (A)count;
-    square = fma(delta, v - mean, square);
+    // as GCC compiled it: half precision in one instruction, the others in two
+    square = sizeof(T) == 2 ? fma(delta, v - mean, square) : square + delta * (v - mean);
   }
   const int64_t added = vectors * SPAN;
   for (int64_t lane = 0; lane < WIDTH; ++lane) {
