@@ -16,6 +16,7 @@ from normwise.kernels._ops import LIBRARY, Code, ops
 __all__ = ["add_norm_rows", "norm_rows"]
 
 _Tensors = tuple[torch.Tensor | None, ...]
+_Numbers = tuple[int, int, float, float]  # size, code, eps, offset: as one argument, for each takes its time
 # What the operators' own __call__ calls, after half a microsecond.
 _SAVING, _ADDING = ops.norm_rows_saving.default._op, ops.add_norm_rows.default._op
 _BACKWARD = ops.norm_rows_backward.default._op
@@ -53,7 +54,7 @@ def _norm_rows(
     offset: float,
 ) -> torch.Tensor:
     if _recorded(x, weight, bias):
-        return _apply(_NormRows, x, weight, bias, size, code, eps, offset)
+        return _apply(_NormRows, x, weight, bias, (size, code, eps, offset))
     return ops.norm_rows.default(x, weight, bias, size, code, eps, offset)
 
 
@@ -86,7 +87,7 @@ def _add_norm_rows(
     wide: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if _recorded(x, residual, weight, bias):
-        return _apply(_AddNormRows, x, residual, weight, bias, size, code, eps, offset, wide)
+        return _apply(_AddNormRows, x, residual, weight, bias, (size, code, eps, offset), wide)
     y, summed, _ = ops.add_norm_rows.default(x, residual, weight, bias, size, code, eps, offset, wide)
     return y, summed
 
@@ -107,21 +108,18 @@ class _NormRows(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
-        size: int,
-        code: int,
-        eps: float,
-        offset: float,
+        norm: _Numbers,
     ) -> torch.Tensor:
-        y, stats = _SAVING(x, weight, bias, size, code, eps, offset)
+        y, stats = _SAVING(x, weight, bias, *norm)
         ctx.save_for_backward(x, stats, weight)
-        ctx.norm = (size, code, eps, offset)
+        ctx.norm = norm
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> _Tensors:
         x, stats, weight = ctx.saved_tensors
         dx, dweight, dbias = _gradients(ctx, grads[0], None, x, stats, weight, ctx.needs_input_grad[:3])
-        return dx, dweight, dbias, None, None, None, None
+        return dx, dweight, dbias, None
 
 
 class _AddNormRows(torch.autograd.Function):
@@ -132,15 +130,12 @@ class _AddNormRows(torch.autograd.Function):
         residual: torch.Tensor,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
-        size: int,
-        code: int,
-        eps: float,
-        offset: float,
+        norm: _Numbers,
         wide: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        y, summed, stats = _ADDING(x, residual, weight, bias, size, code, eps, offset, wide)
+        y, summed, stats = _ADDING(x, residual, weight, bias, *norm, wide)
         ctx.save_for_backward(summed, stats, weight)
-        ctx.norm = (size, code, eps, offset)
+        ctx.norm = norm
         ctx.dtypes = (x.dtype, residual.dtype)
         ctx.set_materialize_grads(False)
         if not any(ctx.needs_input_grad[:2]):  # as in plain torch: the sum does not depend on the gain
@@ -158,7 +153,7 @@ class _AddNormRows(torch.autograd.Function):
             wanted = (needs[0] or needs[1], *needs[2:4])
             total, dweight, dbias = _gradients(ctx, dy, dsum, summed, stats, weight, wanted)
         mine, streams = ctx.dtypes
-        return _to(total, mine), _to(total, streams), dweight, dbias, None, None, None, None, None
+        return _to(total, mine), _to(total, streams), dweight, dbias, None, None
 
 
 def _to(gradient: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

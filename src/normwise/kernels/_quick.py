@@ -36,12 +36,12 @@ def attempt(
     plan = cpu.plan_of(spec)
     if type(plan) is not RowPlan or not _takes(plan, size, x, weight, bias):
         return None
-    arguments = (x, weight, bias, size, plan.code_of(x, weight), plan.eps_of(x), spec.weight_offset)
+    numbers = (size, plan.code_of(x, weight), plan.eps_of(x), spec.weight_offset)
     if torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     ):
-        return _RECORDED_NORM(*arguments)
-    return _NORM(*arguments)
+        return _RECORDED_NORM(x, weight, bias, numbers)
+    return _NORM(x, weight, bias, *numbers)
 
 
 def attempt_added(
@@ -66,15 +66,15 @@ def attempt_added(
         or residual.is_nested
     ):
         return None
-    arguments = (x, residual, weight, bias, size, plan.code, plan.eps_of(x), spec.weight_offset, False)
+    numbers = (size, plan.code, plan.eps_of(x), spec.weight_offset)
     if torch.is_grad_enabled() and (
         x.requires_grad
         or residual.requires_grad
         or (weight is not None and weight.requires_grad)
         or (bias is not None and bias.requires_grad)
     ):
-        return _RECORDED_ADD_NORM(*arguments)
-    y, summed, _ = _ADD_NORM(*arguments)
+        return _RECORDED_ADD_NORM(x, residual, weight, bias, numbers, False)
+    y, summed, _ = _ADD_NORM(x, residual, weight, bias, *numbers, False)
     return y, summed
 
 
