@@ -135,7 +135,7 @@ def serve(
     kernel: str,
 ) -> torch.Tensor:
     if kernel == "auto" and not torch.compiler.is_compiling():
-        size = _single(normalized_shape)
+        size = normalized_shape if type(normalized_shape) is int else _single(normalized_shape)
         if size is not None:
             y = kernels.attempt(make(eps), size, x, weight, bias)
             if y is not None:
@@ -176,7 +176,7 @@ def serve_added(
     kernel: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if kernel == "auto" and residual_dtype is None and not torch.compiler.is_compiling():
-        size = _single(normalized_shape)
+        size = normalized_shape if type(normalized_shape) is int else _single(normalized_shape)
         if size is not None:
             both = kernels.attempt_added(make(eps), size, x, residual, weight, bias)
             if both is not None:

@@ -21,6 +21,7 @@ __all__ = ["attempt", "attempt_added"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _WIDE = frozenset({torch.float32, torch.float64})
+_SCALAR, _TO_WEIGHT = Weight.SCALAR, Cast.TO_WEIGHT  # looking up a member of an enum takes as long as three dtypes
 _COMPILED = cpu.unavailable() is None
 # What the operators' own __call__ calls, after half a microsecond.
 _NORM, _ADD_NORM = ops.norm_rows.default._op, ops.add_norm_rows.default._op
@@ -36,7 +37,8 @@ def attempt(
     plan = cpu.plan_of(spec)
     if type(plan) is not RowPlan or not _takes(plan, size, x, weight, bias):
         return None
-    numbers = (size, plan.code_of(x, weight), plan.eps_of(x), spec.weight_offset)
+    code = plan.code if spec.cast is not _TO_WEIGHT else plan.code_of(x, weight)
+    numbers = (size, code, plan.eps_of(x), spec.weight_offset)
     if torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     ):
@@ -57,7 +59,7 @@ def attempt_added(
     if (
         type(plan) is not RowPlan
         or type(residual) not in _PLAIN
-        or spec.cast is Cast.TO_WEIGHT
+        or spec.cast is _TO_WEIGHT
         or not _takes(plan, size, x, weight, bias)
         or residual.dtype is not x.dtype
         or residual.shape != x.shape
@@ -91,7 +93,7 @@ def _takes(plan: RowPlan, size: int, x: Any, weight: torch.Tensor | None, bias: 
         if (
             type(weight) not in _PLAIN
             or (held is not dtype and (held is not torch.float32 or not half))
-            or weight.shape != (() if plan.spec.weight is Weight.SCALAR else (size,))
+            or weight.shape != (() if plan.spec.weight is _SCALAR else (size,))
             or not weight.is_cpu
         ):
             return False
