@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 import torch
 
+from normwise import kernels
 from normwise.functional.hidden import LAYER, RMS
 from normwise.spec import PROMOTED, Cast, Form, NormSpec, Statistic, Weight
 
@@ -25,6 +28,10 @@ SPECS = {
     "l2": replace(SCALE, eps_clamp=False, eps_inside=True, weight=Weight.NONE),
 }
 
+HALF = (torch.bfloat16, torch.float16)
+each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+needs_library = pytest.mark.skipif(kernels.cpu.unavailable() is not None, reason=str(kernels.cpu.unavailable()))
+
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
@@ -37,3 +44,11 @@ def parameters(
     own = () if spec.weight is Weight.SCALAR else tuple(shape[axis] for axis in sorted(spec.axes))
     weight = None if spec.weight is Weight.NONE else numbers(*own, seed=1, dtype=dtype)
     return weight, numbers(*own, seed=2, dtype=dtype) if spec.bias and weight is not None else None
+
+
+def of_spec(spec: NormSpec) -> Callable[..., torch.Tensor]:
+    return lambda x, weight, bias: kernels.cpu.forward(spec, x, weight, bias)
+
+
+def taken(spec: NormSpec, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
+    return kernels.cpu.refusal(spec, x, weight, bias, None) is None
