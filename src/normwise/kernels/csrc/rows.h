@@ -147,19 +147,26 @@ NW_APART Factors<Acc<T>> norm_large_row(const T* x, Out* y, const RowsForward& a
 template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
 void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
+  const auto row_at = [&](int64_t row) NW_ALWAYS { return (const T*)a.x + row * a.x_stride; };
+  const auto measured = [&](int64_t row) NW_ALWAYS {
+    return measure<T, __is_same(T, Bf16)>(row_at(row), a.size, a.code);
+  };
+  // The next row is measured before this one is multiplied: the last additions, the root and the division take as
+  // long as a short row, and the processor fills that time with the products.
+  if (begin == end) return;
+  Measured<A> next = measured(begin);
   for (int64_t row = begin; row < end; ++row) {
-    const T* x = (const T*)a.x + row * a.x_stride;
+    const Measured<A> found = next;
+    const A divisor = root_of(found.statistic, (A)a.eps, a.code), rstd = (A)1 / divisor;
+    if (row + 1 < end) next = measured(row + 1);
+    const T* x = row_at(row);
     Out* y = (Out*)a.y + row * a.size;
-    const Measured<A> found = measure<T, __is_same(T, Bf16)>(x, a.size, a.code);
-    Factors<A> factors;
-    if (__builtin_expect(found.large, 0)) {
+    Factors<A> factors{found.mean, rstd};
+    if (__builtin_expect(found.large, 0))
       factors = norm_large_row(x, y, a, found.mean, found.statistic);
-    } else {
-      const A divisor = root_of(found.statistic, (A)a.eps, a.code), rstd = (A)1 / divisor;
+    else
       apply<T, Out, QUOTIENT_KIND, ROUND, BIAS>(
           x, y, (const A*)a.gain, (const A*)a.bias, a.size, found.mean, QUOTIENT_KIND == QUOTIENT ? divisor : rstd);
-      factors = {found.mean, rstd};
-    }
     if (a.mean) ((A*)a.mean)[row] = factors.mean;
     if (a.rstd) ((A*)a.rstd)[row] = factors.rstd;
   }

@@ -11,6 +11,27 @@ namespace normwise::NW_ISA {
 
 NW_INLINE int64_t ceil_log2(int64_t n) { return n <= 2 ? 1 : 64 - __builtin_clzll((uint64_t)(n - 1)); }
 
+// The last additions of a row of whole blocks: torch's four vectors, then the lanes of what they give.
+template <class A, bool PAIRED>
+NW_INLINE A sum_of_lanes(const A* stored) {
+  constexpr int64_t WIDTH = 32 / sizeof(A);
+  typedef A Half __attribute__((vector_size(16)));  // as many lanes as lie side by side in rows read in pairs
+  constexpr int64_t SIDE = 16 / sizeof(A);
+  Half halves[2];
+  _Pragma("GCC unroll 2") for (int half = 0; half < 2; ++half) {
+    _Pragma("GCC unroll 4") for (int64_t row = 0; row < 4; ++row) {
+      const int64_t from = PAIRED ? position(row * WIDTH + half, BLOCK<A>, true) : row * WIDTH + half * SIDE;
+      Half next;
+      memcpy(&next, stored + from, sizeof next);
+      halves[half] = row == 0 ? next : halves[half] + next;
+    }
+  }
+  A sum = 0;
+  _Pragma("GCC unroll 8") for (int64_t lane = 0; lane < WIDTH; ++lane)
+    sum += PAIRED ? halves[lane % 2][lane / 2] : halves[lane / SIDE][lane % SIDE];
+  return sum;
+}
+
 // The sum over a row of n, where add(sum, place) is the sum with the term at that place.
 template <class A, bool PAIRED, class Add>
 NW_INLINE A cascade(int64_t n, Add add) {
@@ -39,8 +60,10 @@ NW_INLINE A cascade(int64_t n, Add add) {
   }
   for (; block < blocks; ++block) sums[0] = add(sums[0], Block<PAIRED>{block * BLOCK<A>});
   for (int level = 1; level < LEVELS; ++level) sums[0] = sums[0] + sums[level];
-  A stored[BLOCK<A>], part[BLOCK<A>];
+  A stored[BLOCK<A>];
   memcpy(stored, sums[0].v, sizeof stored);
+  if (n % BLOCK<A> == 0) return sum_of_lanes<A, PAIRED>(stored);
+  A part[BLOCK<A>];
   _Pragma("GCC unroll 32") for (int64_t i = 0; i < BLOCK<A>; ++i) part[i] = stored[position(i, BLOCK<A>, PAIRED)];
   int64_t i = blocks * BLOCK<A>;
   for (; i + WIDTH <= n; i += WIDTH)
