@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from normwise.kernels import eager
+from normwise.kernels._gated import gated_plan
 from normwise.kernels._plans import Plan, RowPlan, row_plan
 from normwise.kernels.eager import Moments
 from normwise.spec import NormSpec
@@ -63,7 +64,7 @@ def instructions() -> str:
 
 
 # One function a family of norms: its plan for a spec, a reason, or None where the spec is not of the family.
-FAMILIES = (row_plan,)
+FAMILIES = (gated_plan, row_plan)
 _PLANS: dict[int, tuple[NormSpec, Plan | str]] = {}
 
 

@@ -7,11 +7,6 @@ NW_CHOOSE(RowsTable, rows_table)
 
 namespace {
 
-Dtype out_dtype(Dtype x, const MaybeTensor& weight, int64_t code) {
-  if ((code & PROMOTE) && weight && dtype_of(*weight, "weight") == Dtype::f32 && x != Dtype::f64) return Dtype::f32;
-  return x;
-}
-
 void forward(
     const Rows& x, const Tensor& y, const MaybeTensor& weight, const MaybeTensor& bias, const Tensor* stats,
     int64_t size, int64_t code, double eps, double offset) {
@@ -92,22 +87,6 @@ std::tuple<Tensor, Tensor, Tensor> add_norm_rows(
     }
   });
   return {y, summed, stats};
-}
-
-// The sums of all blocks, in their order; `parts` as the kernels left them.
-Tensor merged(const Tensor& like, Merge args, Dtype dtype, bool one) {
-  const Dtype each = one ? sums_of(dtype) : dtype;
-  const int64_t lot = 128 / bytes_of(sums_of(dtype));
-  const Tensor out = empty_as(like, {args.size}, each);
-  args.out = out.mutable_data_ptr();
-  in_parallel((args.size + lot - 1) / lot, args.blocks * lot, [&](int64_t begin, int64_t end) {
-    rows_table().merge[(int)each](args, begin, end);
-  });
-  if (!one) return out;
-  // one number for all features: its gradient is the sum of theirs, added up in one fixed order
-  const Tensor number = empty_as(like, {1}, dtype);
-  rows_table().merge[(int)dtype]({args.out, number.mutable_data_ptr(), args.size, 1, 1, false}, 0, 1);
-  return number;
 }
 
 std::tuple<Tensor, Tensor, Tensor> norm_rows_backward(

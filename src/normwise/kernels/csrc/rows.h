@@ -114,23 +114,31 @@ struct Factors {
   A mean, rstd;  // of the row as it came
 };
 
-// Rows with elements of 2^41 and more (2^321 in float64): multiplied by an exact power of two, then as all others.
-// They are rare, so one copy of this code, element by element, serves every case.
+// Brings a row with elements of 2^41 and more (2^321 in float64) into range and measures it again. Returns the exact
+// power of two that it was multiplied by.
+template <class A>
+NW_INLINE A scale_large(A* row, int64_t n, int64_t code, A& mean, A& statistic) {
+  const A peak = peak_of(row, n);
+  if (!(peak < __builtin_huge_val())) {  // infinity or NaN: nothing of the row is known
+    statistic = __builtin_nan("");
+    return 1;
+  }
+  const int exponent = __builtin_ilogb(peak);
+  if (exponent <= Range<A>::LARGE) return 1;
+  const A power = (A)__builtin_ldexp(1.0, Range<A>::LARGE - exponent);
+  for (int64_t i = 0; i < n; ++i) row[i] *= power;
+  const Measured<A> found = measure<A, false>(row, n, code);
+  mean = found.mean, statistic = found.statistic;
+  return power;
+}
+
+// Such rows are rare, so one copy of this code, element by element, serves every case.
 template <class T, class Out>
 NW_APART Factors<Acc<T>> norm_large_row(const T* x, Out* y, const RowsForward& a, Acc<T> mean, Acc<T> statistic) {
   using A = Acc<T>;
   A* row = new A[a.size];
   for (int64_t i = 0; i < a.size; ++i) row[i] = load1(x + i);
-  const A peak = peak_of(row, a.size);
-  A power = 1;
-  if (!(peak < __builtin_huge_val())) {  // infinity or NaN: nothing of the row is known
-    statistic = __builtin_nan("");
-  } else if (const int exponent = __builtin_ilogb(peak); exponent > Range<A>::LARGE) {
-    power = (A)__builtin_ldexp(1.0, Range<A>::LARGE - exponent);
-    for (int64_t i = 0; i < a.size; ++i) row[i] *= power;
-    const Measured<A> found = measure<A, false>(row, a.size, a.code);
-    mean = found.mean, statistic = found.statistic;
-  }
+  const A power = scale_large(row, a.size, a.code, mean, statistic);
   const A divisor = root_of(statistic, (A)a.eps, a.code), rstd = (A)1 / divisor;
   const A *gain = (const A*)a.gain, *bias = (const A*)a.bias;
   for (int64_t i = 0; i < a.size; ++i) {
