@@ -1,7 +1,7 @@
 // Gated RMSNorm: N(x * act(z)) and N(x) * act(z), act silu or sigmoid, over groups of contiguous elements.
 //
-// act(z), which costs more than all the rest, is computed once for each element and pass, a group at a time, into
-// scratch memory that stays in the cache. Every element goes through the same vector code, wherever in its row it
+// act(z), which costs more than all the rest, is computed once for each element and pass, into scratch memory that
+// stays in the cache. Every element goes through the same vector code, wherever in its row it
 // stands, so a row has the same bits in any batch.
 #pragma once
 
@@ -52,31 +52,51 @@ NW_INLINE int64_t scratch_size(int64_t n) {
 
 enum Rounding { ONCE, BEFORE_GAIN, AFTER_GAIN_TOO };
 
-// The output for h = x * act(z) (FIRST) or x. ROUNDING is to T.
+constexpr int64_t TILE = 512;  // act(z) of so many elements is made at once, and used while it is in the L1 cache
+
+// work(from, count) for act(z) of elements [from, from + count), which is then in `act`.
+template <class T, class Work>
+NW_INLINE void in_tiles(const T* z, Acc<T>* act, int64_t n, int64_t code, Work work) {
+  for (int64_t from = 0; from < n; from += TILE) {
+    const int64_t count = least(TILE, n - from);
+    activate_any<T, false>(z + from, act, nullptr, count, code);
+    work(from, count);
+  }
+}
+
+// The output for h = x * act(z) (FIRST) or x. ROUNDING is to T; `act` has room for a tile.
 template <class T, class Out, bool FIRST, int ROUNDING, class H>
-NW_INLINE void apply_gated(const H* h, const Acc<T>* act, Out* y, const Acc<T>* gain, int64_t n, Acc<T> rstd) {
-  along<Acc<T>, false>(n, [&](auto at) NW_ALWAYS {
-    auto v = read(h, at) * rstd;
-    if constexpr (ROUNDING != ONCE) v = rounded(v, T{});
-    v = v * read(gain, at);
-    if constexpr (ROUNDING == AFTER_GAIN_TOO) v = rounded(v, T{});
-    if constexpr (!FIRST) v = v * read(act, at);
-    write(y, at, v);
-  });
+NW_INLINE void apply_gated(
+    const H* h, const T* z, Acc<T>* act, Out* y, const Acc<T>* gain, int64_t n, Acc<T> rstd, int64_t code) {
+  const auto work = [&](int64_t from, int64_t count) NW_ALWAYS {
+    along<Acc<T>, false>(count, [&](auto at) NW_ALWAYS {
+      auto v = read(h + from, at) * rstd;
+      if constexpr (ROUNDING != ONCE) v = rounded(v, T{});
+      v = v * read(gain + from, at);
+      if constexpr (ROUNDING == AFTER_GAIN_TOO) v = rounded(v, T{});
+      if constexpr (!FIRST) v = v * read(act, at);
+      write(y + from, at, v);
+    });
+  };
+  if constexpr (FIRST)
+    work(0, n);
+  else
+    in_tiles(z, act, n, code, work);
 }
 
 // Groups that are too large for their squares: multiplied by an exact power of two first. Returns the rstd of the
 // group as it came.
 template <class T, class Out, bool FIRST, int ROUNDING, class H>
 NW_APART Acc<T> gate_large_group(
-    const H* h, const Acc<T>* act, Out* y, const Acc<T>* gain, int64_t n, Acc<T> statistic, Acc<T> eps) {
+    const H* h, const T* z, Acc<T>* act, Out* y, const Acc<T>* gain, int64_t n, Acc<T> statistic, Acc<T> eps,
+    int64_t code) {
   using A = Acc<T>;
   A* row = new A[n];
   for (int64_t i = 0; i < n; ++i) row[i] = load1(h + i);
   A mean = 0;
   const A power = scale_large(row, n, RMS, mean, statistic);
   const A rstd = (A)1 / root(statistic + eps);
-  apply_gated<T, Out, FIRST, ROUNDING>(row, act, y, gain, n, rstd);
+  apply_gated<T, Out, FIRST, ROUNDING>(row, z, act, y, gain, n, rstd, code);
   delete[] row;
   return rstd * power;
 }
@@ -85,28 +105,29 @@ template <class T, class Out, bool FIRST, int ROUNDING>
 void gated_rows(const GatedForward& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
   const int64_t n = a.size;
-  A* scratch = new A[2 * scratch_size<A>(n)];
-  A *act = scratch, *product = scratch + scratch_size<A>(n);
+  A* scratch = new A[TILE + (FIRST ? n : 0)];
+  A *act = scratch, *product = scratch + TILE;
   for (int64_t row = begin; row < end; ++row) {
     for (int64_t group = 0; group < a.groups; ++group) {
-      const T* x = (const T*)a.x + row * a.x_stride + group * n;
+      const T *x = (const T*)a.x + row * a.x_stride + group * n, *z = (const T*)a.z + row * a.z_stride + group * n;
       Out* y = (Out*)a.y + (row * a.groups + group) * n;
       const A* gain = (const A*)a.gain + group * n;
-      activate_any<T, false>((const T*)a.z + row * a.z_stride + group * n, act, nullptr, n, a.code);
-      if constexpr (FIRST)
-        along<A, false>(n, [&](auto at) NW_ALWAYS { write(product, at, read(x, at) * read(act, at)); });
       const auto norm = [&](auto* h, auto found) NW_ALWAYS {
         if (__builtin_expect(found.large, 0))
-          return gate_large_group<T, Out, FIRST, ROUNDING>(h, act, y, gain, n, found.statistic, (A)a.eps);
+          return gate_large_group<T, Out, FIRST, ROUNDING>(h, z, act, y, gain, n, found.statistic, (A)a.eps, a.code);
         const A rstd = (A)1 / root(found.statistic + (A)a.eps);
-        apply_gated<T, Out, FIRST, ROUNDING>(h, act, y, gain, n, rstd);
+        apply_gated<T, Out, FIRST, ROUNDING>(h, z, act, y, gain, n, rstd, a.code);
         return rstd;
       };
       A rstd;
-      if constexpr (FIRST)
+      if constexpr (FIRST) {
+        in_tiles(z, act, n, a.code, [&](int64_t from, int64_t count) NW_ALWAYS {
+          along<A, false>(count, [&](auto at) NW_ALWAYS { write(product + from, at, read(x + from, at) * read(act, at)); });
+        });
         rstd = norm(product, measure<A, false>(product, n, RMS));
-      else
+      } else {
         rstd = norm(x, measure<T, __is_same(T, Bf16)>(x, n, RMS));
+      }
       if (a.rstd) ((A*)a.rstd)[row * a.groups + group] = rstd;
     }
   }
