@@ -198,6 +198,17 @@ def test_gates_far_from_zero() -> None:
     )
 
 
+def test_slopes_keep_their_digits_far_from_zero() -> None:
+    spec = replace(LAST, gate_activation="sigmoid", weight=Weight.NONE)
+    z = torch.tensor([[-1e30, -200.0, -80.0, -20.0, 0.0, 12.0, 20.0, 80.0]]).requires_grad_()
+    wide = z.detach().double().requires_grad_()
+    y = compiled(spec, torch.ones(1, 8), z)
+    (found,) = torch.autograd.grad(y.sum(), z)
+    (wanted,) = torch.autograd.grad(torch.sigmoid(wide).sum(), wide)
+    true = torch.where(wide.detach() > 15, torch.exp(-wide.detach()), wanted)  # in float64 too 1 - s loses its digits
+    torch.testing.assert_close(found.double(), true, rtol=1e-5, atol=1e-37)
+
+
 # -- exp ------------------------------------------------------------------------------------------------
 
 
@@ -357,6 +368,22 @@ def test_an_empty_batch(spec: NormSpec, dtype: torch.dtype, held: torch.dtype) -
     y, dx, dz, dweight = gradients(spec, *draw((0, 40), dtype, held))
     assert y.shape == dx.shape == dz.shape == (0, 40)
     assert torch.equal(dweight, torch.zeros(40, dtype=held))
+
+
+@each_order
+def test_compiled_as_a_whole(spec: NormSpec) -> None:
+    own = draw((4, 40), F32, F32)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def run(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return kernels.forward(spec, x, weight, gate=z)
+
+    y, *wanted = gradients(spec, *own)
+    given_ = leaves(*own)
+    found = run(given_[0], given_[1], given_[2])
+    upstream = torch.cos(torch.arange(y.numel())).reshape(y.shape)
+    assert torch.equal(found, y)
+    assert all(map(torch.equal, torch.autograd.grad(found, given_, upstream), wanted))
 
 
 # -- the operators ----------------------------------------------------------------------------------------

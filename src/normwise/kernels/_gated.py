@@ -15,7 +15,7 @@ import torch
 from normwise.kernels import eager
 from normwise.kernels._autograd import _apply, _recorded
 from normwise.kernels._calls import refusal_of_call
-from normwise.kernels._ops import Code, ops
+from normwise.kernels._ops import LIBRARY, Code, ops
 from normwise.kernels._ops_gated import GatedCode
 from normwise.kernels._plans import HALF, RowPlan, row_plan
 from normwise.kernels.eager import Moments
@@ -39,9 +39,27 @@ def gated_rows(
     offset: float,
 ) -> torch.Tensor:
     """Compute ``normwise::gated_rows``, differentiable."""
+    if torch.compiler.is_compiling():  # one operator in the graph: dynamo need not trace the autograd function
+        return ops.gated.default(x, z, weight, size, groups, code, eps, offset)
+    return _gated_rows(x, z, weight, size, groups, code, eps, offset)
+
+
+def _gated_rows(
+    x: torch.Tensor,
+    z: torch.Tensor,
+    weight: torch.Tensor | None,
+    size: int,
+    groups: int,
+    code: int,
+    eps: float,
+    offset: float,
+) -> torch.Tensor:
     if _recorded(x, z, weight):
         return _apply(_GatedRows, x, z, weight, size, groups, code, eps, offset)
     return ops.gated_rows.default(x, z, weight, size, groups, code, eps, offset)
+
+
+LIBRARY.impl("gated", _gated_rows, "CompositeImplicitAutograd")
 
 
 class _GatedRows(torch.autograd.Function):

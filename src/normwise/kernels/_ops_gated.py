@@ -1,5 +1,7 @@
 """The dispatcher's operators of gated norms: schemas and fake kernels, as ``_ops`` has them for norms of rows.
 
+``gated``
+    ``gated_rows`` with its gradients: what stands in a compiled graph.
 ``gated_rows``
     RMSNorm(x * act(z)) or RMSNorm(x) * act(z) over rows of ``size`` trailing elements in ``groups`` groups with a
     mean square each; ``code`` as in ``_ops.Code`` and ``GatedCode``.
@@ -21,6 +23,7 @@ __all__ = ["GatedCode"]
 
 _NORM = "Tensor? weight, int size, int groups, int code"
 
+LIBRARY.define(f"gated(Tensor x, Tensor z, {_NORM}, float eps, float offset) -> Tensor")
 LIBRARY.define(f"gated_rows(Tensor x, Tensor z, {_NORM}, float eps, float offset) -> Tensor")
 LIBRARY.define(f"gated_rows_saving(Tensor x, Tensor z, {_NORM}, float eps, float offset) -> (Tensor y, Tensor rstd)")
 LIBRARY.define(

@@ -19,6 +19,7 @@ struct Exp<float> {
   static constexpr float LOG2_E = 0x1.715476p+0f, LN_2 = 0x1.62e4p-1f, LN_2_REST = 0x1.7f7d1cp-20f;
   static constexpr float ROUND = 0x1.8p23f;              // added and taken away: rounds to an integer
   static constexpr float LEAST = -104.0f, MOST = 89.0f;  // beyond them the result is 0 or infinity
+  static constexpr float LARGEST = 0x1.fffffep127f;
   static constexpr int MANTISSA = 23, OFFSET = 127;
 };
 template <>
@@ -30,6 +31,7 @@ struct Exp<double> {
   static constexpr double LOG2_E = 0x1.71547652b82fep+0, LN_2 = 0x1.62e42fefa38p-1, LN_2_REST = 0x1.ef35793c7673p-45;
   static constexpr double ROUND = 0x1.8p52;
   static constexpr double LEAST = -746.0, MOST = 710.0;
+  static constexpr double LARGEST = 0x1.fffffffffffffp1023;
   static constexpr int MANTISSA = 52, OFFSET = 1023;
 };
 

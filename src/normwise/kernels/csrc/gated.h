@@ -26,11 +26,13 @@ NW_APART void activate(const T* z, Acc<T>* value, Acc<T>* slope, int64_t n) {
   using A = Acc<T>;
   for (int64_t i = 0; i < n; i += LANES<A>) {
     const V<A> v = i + LANES<A> <= n ? load(z + i) : load_some(z + i, n - i);
-    const V<A> divisor = exponential(-v) + (A)1;
+    const V<A> e = exponential(-v), divisor = e + (A)1;
     if constexpr (SLOPE) {
       const V<A> s = (A)1 / divisor, act = SIGMOID_GATE ? s : v * s;
+      // 1 - s, which loses all digits where s is near 1; where e is infinite s is 0, and so is the slope
+      const V<A> rest = (e > Exp<A>::LARGEST ? splat(Exp<A>::LARGEST) : e) * s;
       store(value + i, act);
-      store(slope + i, SIGMOID_GATE ? s * ((A)1 - s) : fma(act, (A)1 - s, s));
+      store(slope + i, SIGMOID_GATE ? s * rest : fma(act, rest, s));
     } else {
       store(value + i, (SIGMOID_GATE ? splat((A)1) : v) / divisor);
     }
@@ -162,10 +164,10 @@ NW_INLINE void backward_gated_first(
     dots.of(at) = fma(d * read(gain, at), hat, dots.of(at));
     if constexpr (WEIGHTS) write(dgain, at, fma(d, hat, read(dgain, at)));
   });
-  const A along_hat = -dots.total() / (A)n;
+  const A along_hat = -dots.total() / (A)n * rstd;
   along<A, false>(n, [&](auto at) NW_ALWAYS {
     const auto v = read(x, at), gate = read(act, at);
-    const auto dh = fma(v * gate * rstd, along_hat, read(dy, at) * read(gain, at)) * rstd;
+    const auto dh = fma(read(dy, at) * read(gain, at), rstd, v * gate * rstd * along_hat);
     write(dx, at, dh * gate);
     write(dz, at, dh * v * read(slope, at));
   });
@@ -188,8 +190,10 @@ NW_INLINE void backward_gated_last(
     write(act, at, g);
     if constexpr (WEIGHTS) write(dgain, at, fma(d, hat, read(dgain, at)));
   });
-  const A along_hat = -dots.total() / (A)n;
-  along<A, false>(n, [&](auto at) NW_ALWAYS { write(dx, at, fma(read(x, at) * rstd, along_hat, read(act, at)) * rstd); });
+  const A along_hat = -dots.total() / (A)n * rstd;
+  along<A, false>(n, [&](auto at) NW_ALWAYS {
+    write(dx, at, fma(read(act, at), rstd, read(x, at) * rstd * along_hat));
+  });
 }
 
 // Gradients of the gain are added up in two levels, a few rows at a time, as exactly as torch's sums over rows are:
