@@ -163,6 +163,8 @@ class GatedPlan:
             return "a gated norm needs its gate"
         if gate.shape != x.shape or gate.dtype is not x.dtype or gate.device != x.device:
             return "the gate must have the shape and dtype of the input, on the same device"
+        if hasattr(x, "placements") or hasattr(gate, "placements"):
+            return "it has no rule for sharded tensors"
         why = self.rows.refusal(x, weight, bias, mask)
         if why is not None:
             return why
