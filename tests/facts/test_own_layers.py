@@ -15,8 +15,10 @@ from normwise import kernels, layers
 from normwise.facts.records import NormSite
 from normwise.functional.batch import BATCH, batch_spec, instance_spec
 from normwise.functional.group import group_spec
+from normwise.graph import trace
 from normwise.spec import Cast, Form, Gate, NormSpec, Statistic, Weight
-from normwise.spec.definition import eps_of
+from normwise.spec.definition import eps_of, plain
+from normwise.targets import target
 
 HIDDEN, CHANNELS = 24, 12
 DTYPES = (torch.float32, torch.bfloat16)
@@ -422,3 +424,35 @@ def test_norms_of_queries_and_keys_are_seen_as_such(over: str, dtype: torch.dtyp
 def test_a_squash_is_no_norm(squash: type[nn.Module]) -> None:
     report = nw.map(Host(squash(HIDDEN), "tokens").eval(), torch.randn(2, 7, 10))
     assert report.norms == () == report.listed_apart
+
+
+# -- compiled kernels -------------------------------------------------------------------------
+
+
+class Streams(nn.Module):
+    """A residual stream through layers that compiled code serves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = layers.RMSNorm(HIDDEN), layers.AddRMSNorm(HIDDEN), layers.LayerNorm(HIDDEN)
+        self.into, self.out = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.into(self.first(x))
+        y, x = self.second(self.into(x), x)
+        return self.last(x + self.out(y))
+
+
+def test_what_is_found_does_not_depend_on_the_kernel() -> None:
+    torch.manual_seed(0)
+    model, x = Streams(), torch.randn(2, 5, HIDDEN)
+    found = nw.check(model, (x,))
+    with plain():
+        right = nw.check(model, (x,))
+    assert found.profile == right.profile
+    assert found.profile
+    assert all(row.residual_rms is not None and row.grad_rms is not None for row in found.profile)
+    assert found.norms == right.norms
+    assert found.findings == right.findings
+    recorded = trace(target(model, (x,))).graph
+    assert not [op.name for op in recorded.ops if op.name.startswith("normwise")]

@@ -38,6 +38,7 @@ from normwise.facts.sites import Site
 from normwise.graph import OPAQUE, Call, ValueKind
 from normwise.graph.capture import tensors_in
 from normwise.graph.guard import as_found
+from normwise.graph.trace import eager
 from normwise.rendering import both
 from normwise.spec import Weight, reference
 
@@ -181,7 +182,7 @@ class _Probe:
     # -- the comparison ----------------------------------------------------------------------------
 
     def _compare(self, module: nn.Module, args: Any, kwargs: Any, values: tuple[int, ...]) -> Probed | None:
-        with as_found(module, inputs=(args, kwargs)), torch.enable_grad(), warnings.catch_warnings():
+        with as_found(module, inputs=(args, kwargs)), eager(), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             args, kwargs = differentiable((args, kwargs))
             given = dict(zip(values, distinct((args, kwargs)), strict=False))

@@ -25,6 +25,7 @@ from normwise.graph import Graph, Op
 from normwise.graph.capture import Overwritten, tensors_in
 from normwise.graph.guard import as_found
 from normwise.graph.provenance import CallStack
+from normwise.graph.trace import eager
 from normwise.rendering import both
 from normwise.targets import unwrap
 from normwise.targets.guesses import sequence_first
@@ -162,7 +163,7 @@ def _run(
     watch = _Watch(calls, wanted, branch, overwritten, axis)
     # parameters made in inference mode can be run but not differentiated
     frozen = any(p.is_inference() for p in target.model.parameters())
-    with warnings.catch_warnings(), torch.enable_grad(), torch.inference_mode(frozen):
+    with warnings.catch_warnings(), eager(), torch.enable_grad(), torch.inference_mode(frozen):
         warnings.simplefilter("ignore")
         torch.backends.mha.set_fastpath_enabled(False)
         try:
