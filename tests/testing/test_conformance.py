@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from normwise.functional.batch import BATCH, batch_spec, instance_spec
 from normwise.functional.group import group_spec
 from normwise.layers import FAMILIES
 from normwise.spec import Gate, NormSpec
+from normwise.spec.definition import plain
 from normwise.testing import CHECKS, Check, Conformance, conformance
 from tests.testing.faulty_layers import FAULTS, RMS, right, rms
 
@@ -53,9 +55,16 @@ RIGHT: dict[str, tuple[Callable[..., Any], NormSpec, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("kernel", [plain, nullcontext], ids=["eager", "best"])
 @pytest.mark.parametrize(("factory", "spec", "told"), RIGHT.values(), ids=RIGHT)
-def test_our_layers_pass_every_check(factory: Callable[..., Any], spec: NormSpec, told: dict[str, Any]) -> None:
-    assert failures(factory, spec, **told) == {}
+def test_our_layers_pass_every_check(
+    factory: Callable[..., Any],
+    spec: NormSpec,
+    told: dict[str, Any],
+    kernel: Callable[[], AbstractContextManager[None]],
+) -> None:
+    with kernel():
+        assert failures(factory, spec, **told) == {}
 
 
 @pytest.mark.parametrize(("factory", "spec", "told", "check"), FAULTS.values(), ids=FAULTS)
