@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from normwise.kernels import eager
+from normwise.kernels._batch import BatchPlan, batch_plan
 from normwise.kernels._gated import gated_plan
 from normwise.kernels._plans import Plan, RowPlan, row_plan
 from normwise.kernels.eager import Moments
@@ -64,7 +65,7 @@ def instructions() -> str:
 
 
 # One function a family of norms: its plan for a spec, a reason, or None where the spec is not of the family.
-FAMILIES = (gated_plan, row_plan)
+FAMILIES = (gated_plan, row_plan, batch_plan)
 _PLANS: dict[int, tuple[NormSpec, Plan | str]] = {}
 
 
@@ -145,4 +146,7 @@ def _taken(spec: NormSpec) -> Plan:
     return plan
 
 
-moments = eager.moments
+def moments(spec: NormSpec, x: torch.Tensor, mask: torch.Tensor | None = None) -> Moments:
+    """Measure mean, statistic and number of elements; as ``eager.moments``, differentiable too."""
+    plan = _taken(spec)
+    return plan.moments(x, mask) if isinstance(plan, BatchPlan) else eager.moments(spec, x, mask)

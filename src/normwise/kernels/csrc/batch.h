@@ -1,0 +1,537 @@
+// Norms over a batch: BatchNorm of planes and of columns, with and without a mask, forward and backward.
+//
+// Statistics are those of small chunks that stay in the cache for two sweeps (mean, then centred squares), merged as
+// in Chan, Golub and LeVeque 1983, doi.org/10.2307/2683386: memory is read once for them, whatever the mean.
+#pragma once
+
+#include "batch_table.h"
+#include "isa.h"
+#include "lot.h"
+
+namespace normwise::NW_ISA {
+
+constexpr int64_t CHUNK = 4096;   // elements of a plane: 16 KiB of float32, half of the smallest first-level cache
+constexpr int64_t STRIP = 512;    // columns: their six sums take 12 KiB
+constexpr int64_t ROWS_MOST = 256;  // rows of a chunk of columns; 16 at least, so that merging costs little beside them
+
+template <class T>
+constexpr bool IN_PAIRS = __is_same(T, Bf16);  // x, y, dy and dx are of one type
+
+// From here on a channel is measured again, scaled by a power of two: squares may have overflowed.
+template <class A>
+struct Limits;
+template <>
+struct Limits<float> {
+  static constexpr int LARGE = 40;
+  static constexpr double SQUARES = 0x1p80, MEAN = 0x1p40;
+};
+template <>
+struct Limits<double> {
+  static constexpr int LARGE = 320;
+  static constexpr double SQUARES = 0x1p640, MEAN = 0x1p320;
+};
+
+// -- masks: bytes of 0 and 1 ---------------------------------------------------------------------------
+
+template <class A>
+struct Bytes;
+template <>
+struct Bytes<float> {
+  typedef uint8_t Each __attribute__((vector_size(NW_BYTES / 4)));
+  typedef uint16_t Pairs __attribute__((vector_size(NW_BYTES / 2)));
+};
+template <>
+struct Bytes<double> {
+  typedef uint8_t Each __attribute__((vector_size(NW_BYTES / 8)));
+};
+
+template <class A>
+NW_INLINE V<A> only(V<A> v, typename Native<A>::Bits real) {
+  using Bits = typename Native<A>::Bits;
+  return (V<A>)((Bits)v & -real);  // not a product: padding may hold NaN
+}
+template <class A>
+NW_INLINE V<A> only(V<A> v, const uint8_t* real) {
+  typename Bytes<A>::Each bytes;
+  memcpy(&bytes, real, sizeof bytes);
+  return only<A>(v, __builtin_convertvector(bytes, typename Native<A>::Bits));
+}
+
+// The value where it is real, else 0.
+template <class A, bool PAIRED>
+NW_INLINE Lot<A> keep(Lot<A> lot, const uint8_t* real, Block<PAIRED> at) {
+  if constexpr (PAIRED) {
+    NW_EACH if (k % 2 == 0) {
+      typename Bytes<A>::Pairs pairs;
+      memcpy(&pairs, real + at.i + k * LANES<A>, sizeof pairs);
+      lot.v[k] = only<A>(lot.v[k], __builtin_convertvector(pairs & 0xff, I32));
+      lot.v[k + 1] = only<A>(lot.v[k + 1], __builtin_convertvector(pairs >> 8, I32));
+    }
+  } else {
+    NW_EACH lot.v[k] = only<A>(lot.v[k], real + at.i + k * LANES<A>);
+  }
+  return lot;
+}
+NW_INLINE F32 keep(F32 v, const uint8_t* real, Part at) { return only<float>(v, real + at.i); }
+NW_INLINE V<double> keep(V<double> v, const uint8_t* real, Part at) { return only<double>(v, real + at.i); }
+NW_INLINE float keep(float a, const uint8_t* real, One at) { return real[at.i] ? a : 0.0f; }
+NW_INLINE double keep(double a, const uint8_t* real, One at) { return real[at.i] ? a : 0.0; }
+
+template <bool MASKED, class Value, class At>
+NW_INLINE Value where_real(Value value, const uint8_t* real, At at) {
+  if constexpr (MASKED) return keep(value, real, at);
+  return value;
+}
+
+NW_APART int64_t count_real(const uint8_t* real, int64_t n) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) count += real[i];
+  return count;
+}
+
+// -- planes ----------------------------------------------------------------------------------------------
+
+// The units of a block, and the channels of a group.
+struct Task {
+  int64_t block, group, first, last, channel, end;
+  Task(const Batch& b, int64_t task)
+      : block(task / b.groups),
+        group(task % b.groups),
+        first(block * b.units() / b.blocks),
+        last((block + 1) * b.units() / b.blocks),
+        channel(group * b.width),
+        end(least(b.channels, channel + b.width)) {}
+};
+
+template <class A>
+NW_INLINE A total_of(const Sum<A>& sum) {
+  V<A> v = sum.part;
+  NW_EACH v += sum.lot.v[k];
+  A each[LANES<A>];
+  memcpy(each, &v, sizeof v);
+  for (int64_t half = LANES<A> / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) each[i] += each[i + half];
+  return each[0] + sum.one;
+}
+
+struct ChunkMoments {
+  double mean, squares;
+};
+
+// Mean and centred squares of `count` real elements among n; the rounding of the mean is taken back.
+template <class T, bool MASKED>
+NW_INLINE ChunkMoments measure_chunk(const T* x, const uint8_t* real, int64_t n, Acc<T> count) {
+  using A = Acc<T>;
+  Sum<A> sum, rest, squares;
+  along<A, IN_PAIRS<T>>(
+      n, [&](auto at) NW_ALWAYS { sum.of(at) = sum.of(at) + where_real<MASKED>(read(x, at), real, at); });
+  const A mean = total_of(sum) / count;
+  along<A, IN_PAIRS<T>>(n, [&](auto at) NW_ALWAYS {
+    const auto c = where_real<MASKED>(read(x, at) - mean, real, at);
+    rest.of(at) = rest.of(at) + c;
+    squares.of(at) = fma(c, c, squares.of(at));
+  });
+  const double left = total_of(rest);
+  return {mean + left / count, total_of(squares) - left * left / count};
+}
+
+// Adds the moments of `count` elements to those of `before`.
+NW_INLINE void merge_into(double& mean, double& squares, ChunkMoments part, double share, double spread) {
+  const double delta = part.mean - mean;
+  mean += delta * share;
+  squares += part.squares + delta * delta * spread;
+}
+
+template <class T, bool MASKED>
+void measure_planes(const BatchMeasure& a, int64_t begin, int64_t end) {
+  const Batch& b = a.batch;
+  for (int64_t t = begin; t < end; ++t) {
+    const Task task(b, t);
+    double *means = a.means + task.block * b.channels, *squares = a.squares + task.block * b.channels;
+    for (int64_t c = task.channel; c < task.end; ++c) means[c] = squares[c] = 0;
+    double before = 0;
+    for (int64_t unit = task.first; unit < task.last; ++unit) {
+      const int64_t n = unit / b.spans, first = unit % b.spans * b.span, last = least(b.inner, first + b.span);
+      for (int64_t from = first; from < last; from += CHUNK) {
+        const int64_t size = least(CHUNK, last - from);
+        const uint8_t* real = MASKED ? b.real + n * b.inner + from : nullptr;
+        const double count = MASKED ? count_real(real, size) : size;
+        if (count == 0) continue;
+        const double share = count / (before + count), spread = before * share;
+        const T* x = (const T*)a.x + n * b.channels * b.inner + from;
+        for (int64_t c = task.channel; c < task.end; ++c)
+          merge_into(
+              means[c], squares[c], measure_chunk<T, MASKED>(x + c * b.inner, real, size, (Acc<T>)count), share, spread);
+        before += count;
+      }
+    }
+    if (task.group == 0) a.counts[task.block] = before;
+  }
+}
+
+template <class T, bool MASKED>
+void forward_planes(const BatchForward& a, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  const Batch& b = a.batch;
+  for (int64_t piece = begin; piece < end; ++piece) {
+    const int64_t plane = piece / b.spans, c = plane % b.channels, from = piece % b.spans * b.span;
+    const int64_t n = least(b.span, b.inner - from);
+    const T* x = (const T*)a.x + plane * b.inner + from;
+    T* y = (T*)a.y + plane * b.inner + from;
+    const uint8_t* real = MASKED ? b.real + plane / b.channels * b.inner + from : nullptr;
+    const A mean = ((const A*)a.mean)[c], gain = ((const A*)a.gain)[c], addend = ((const A*)a.addend)[c];
+    along<A, IN_PAIRS<T>>(n, [&](auto at) NW_ALWAYS {
+      write(y, at, where_real<MASKED>(fma(read(x, at) - mean, gain, addend), real, at));
+    });
+  }
+}
+
+template <class T, bool MASKED>
+void sum_planes(const BatchSums& a, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  const Batch& b = a.batch;
+  for (int64_t t = begin; t < end; ++t) {
+    const Task task(b, t);
+    double *sums = a.sums + task.block * b.channels, *dots = a.dots + task.block * b.channels;
+    for (int64_t c = task.channel; c < task.end; ++c) sums[c] = dots[c] = 0;
+    for (int64_t unit = task.first; unit < task.last; ++unit) {
+      const int64_t n = unit / b.spans, first = unit % b.spans * b.span, last = least(b.inner, first + b.span);
+      for (int64_t c = task.channel; c < task.end; ++c) {
+        const A mean = ((const A*)a.mean)[c];
+        for (int64_t from = first; from < last; from += CHUNK) {
+          const int64_t start = (n * b.channels + c) * b.inner + from;
+          const T *x = (const T*)a.x + start, *dy = (const T*)a.dy + start;
+          const uint8_t* real = MASKED ? b.real + n * b.inner + from : nullptr;
+          Sum<A> sum, dot;
+          along<A, IN_PAIRS<T>>(least(CHUNK, last - from), [&](auto at) NW_ALWAYS {
+            const auto d = where_real<MASKED>(read(dy, at), real, at);
+            sum.of(at) = sum.of(at) + d;
+            dot.of(at) = fma(d, where_real<MASKED>(read(x, at) - mean, real, at), dot.of(at));
+          });
+          sums[c] += total_of(sum);
+          dots[c] += total_of(dot);
+        }
+      }
+    }
+  }
+}
+
+template <class T, bool MASKED, bool GIVEN>
+void backward_planes(const BatchBackward& a, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  const Batch& b = a.batch;
+  for (int64_t piece = begin; piece < end; ++piece) {
+    const int64_t plane = piece / b.spans, c = plane % b.channels, from = piece % b.spans * b.span;
+    const int64_t n = least(b.span, b.inner - from), start = plane * b.inner + from;
+    const T *x = (const T*)a.x + start, *dy = (const T*)a.dy + start;
+    T* dx = (T*)a.dx + start;
+    const uint8_t* real = MASKED ? b.real + plane / b.channels * b.inner + from : nullptr;
+    const A gain = ((const A*)a.gain)[c];
+    if constexpr (GIVEN) {
+      along<A, IN_PAIRS<T>>(
+          n, [&](auto at) NW_ALWAYS { write(dx, at, where_real<MASKED>(read(dy, at) * gain, real, at)); });
+    } else {
+      const A mean = ((const A*)a.mean)[c], level = ((const A*)a.level)[c];
+      const A slope = ((const A*)a.along)[c], addend = ((const A*)a.addend)[c];
+      along<A, IN_PAIRS<T>>(n, [&](auto at) NW_ALWAYS {
+        const auto towards_x = fma(read(x, at) - mean, slope, addend);
+        write(dx, at, where_real<MASKED>(fma(read(dy, at) - level, gain, towards_x), real, at));
+      });
+    }
+  }
+}
+
+// -- columns ---------------------------------------------------------------------------------------------
+
+// The next real rows of a block, at most `most`.
+template <class T>
+struct RealRows {
+  const T* at[ROWS_MOST];
+  int64_t index[ROWS_MOST];
+  int64_t count;
+  void take(const Batch& b, const T* x, int64_t& row, int64_t last, int64_t most) {
+    for (count = 0; row < last && count < most; ++row)
+      if (!b.real || b.real[row]) index[count] = row, at[count++] = x + row * b.channels;
+  }
+};
+
+NW_INLINE int64_t rows_of_chunk(int64_t width) { return most(16, least(ROWS_MOST, 2 * CHUNK / width)); }
+
+template <class T>
+void measure_columns(const BatchMeasure& a, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  constexpr bool PAIRED = IN_PAIRS<T>;
+  const Batch& b = a.batch;
+  A base[STRIP], means[STRIP], squares[STRIP], mean[STRIP], rest[STRIP], square[STRIP];
+  RealRows<T> rows;
+  for (int64_t t = begin; t < end; ++t) {
+    const Task task(b, t);
+    const int64_t width = task.end - task.channel, chunk = rows_of_chunk(width);
+    for (int64_t i = 0; i < width; ++i) base[i] = means[i] = squares[i] = 0;
+    A before = 0;
+    for (int64_t row = task.first; rows.take(b, (const T*)a.x + task.channel, row, task.last, chunk), rows.count > 0;) {
+      for (int64_t i = 0; i < width; ++i) mean[i] = rest[i] = square[i] = 0;
+      int64_t r = 0;
+      for (; r + 4 <= rows.count; r += 4) {
+        const T *p = rows.at[r], *q = rows.at[r + 1], *s = rows.at[r + 2], *u = rows.at[r + 3];
+        along<A, PAIRED>(width, [&](auto at) NW_ALWAYS {
+          write(mean, at, read(mean, at) + ((read(p, at) + read(q, at)) + (read(s, at) + read(u, at))));
+        });
+      }
+      for (; r < rows.count; ++r)
+        along<A, PAIRED>(width, [&](auto at) NW_ALWAYS { write(mean, at, read(mean, at) + read(rows.at[r], at)); });
+      const A count = (A)rows.count, part = (A)1 / count, share = count / (before + count), spread = before * share;
+      for (int64_t i = 0; i < width; ++i) mean[i] *= part;
+      for (r = 0; r + 4 <= rows.count; r += 4) {
+        const T *p = rows.at[r], *q = rows.at[r + 1], *s = rows.at[r + 2], *u = rows.at[r + 3];
+        along<A, PAIRED>(width, [&](auto at) NW_ALWAYS {
+          const auto m = read(mean, at);
+          const auto c = read(p, at) - m, d = read(q, at) - m, e = read(s, at) - m, f = read(u, at) - m;
+          write(rest, at, read(rest, at) + ((c + d) + (e + f)));
+          write(square, at, read(square, at) + fma(c, c, d * d) + fma(e, e, f * f));
+        });
+      }
+      for (; r < rows.count; ++r)
+        along<A, PAIRED>(width, [&](auto at) NW_ALWAYS {
+          const auto c = read(rows.at[r], at) - read(mean, at);
+          write(rest, at, read(rest, at) + c);
+          write(square, at, fma(c, c, read(square, at)));
+        });
+      if (before == 0)
+        for (int64_t i = 0; i < width; ++i) base[i] = mean[i];
+      for (int64_t i = 0; i < width; ++i) {  // means are kept relative to that of the first chunk: no digits are lost
+        const A left = rest[i] * part, delta = (mean[i] - base[i]) + left - means[i];
+        means[i] += delta * share;
+        squares[i] += square[i] - rest[i] * left + delta * delta * spread;
+      }
+      before += count;
+    }
+    for (int64_t c = task.channel; c < task.end; ++c) {
+      const int64_t i = position(c - task.channel, width, PAIRED);
+      a.means[task.block * b.channels + c] = (double)base[i] + means[i];
+      a.squares[task.block * b.channels + c] = squares[i];
+    }
+    if (task.group == 0) a.counts[task.block] = before;
+  }
+}
+
+template <class T>
+void forward_columns(const BatchForward& a, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  const Batch& b = a.batch;
+  const A *mean = (const A*)a.mean, *gain = (const A*)a.gain, *addend = (const A*)a.addend;
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = (const T*)a.x + row * b.channels;
+    T* y = (T*)a.y + row * b.channels;
+    if (b.real && !b.real[row])
+      memset(y, 0, b.channels * sizeof(T));
+    else
+      along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS {
+        write(y, at, fma(read(x, at) - read(mean, at), read(gain, at), read(addend, at)));
+      });
+  }
+}
+
+template <class T>
+void sum_columns(const BatchSums& a, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  constexpr bool PAIRED = IN_PAIRS<T>;
+  const Batch& b = a.batch;
+  A sum[STRIP], dot[STRIP];
+  double sums[STRIP], dots[STRIP];
+  RealRows<T> rows;
+  for (int64_t t = begin; t < end; ++t) {
+    const Task task(b, t);
+    const int64_t width = task.end - task.channel;
+    const A* mean = (const A*)a.mean + task.channel;
+    const T* dy = (const T*)a.dy + task.channel;
+    for (int64_t i = 0; i < width; ++i) sums[i] = dots[i] = 0;
+    for (int64_t row = task.first;
+         rows.take(b, (const T*)a.x + task.channel, row, task.last, ROWS_MOST), rows.count > 0;) {
+      for (int64_t i = 0; i < width; ++i) sum[i] = dot[i] = 0;
+      int64_t r = 0;
+      for (; r + 2 <= rows.count; r += 2) {
+        const T *p = rows.at[r], *q = rows.at[r + 1];
+        const T *dp = dy + rows.index[r] * b.channels, *dq = dy + rows.index[r + 1] * b.channels;
+        along<A, PAIRED>(width, [&](auto at) NW_ALWAYS {
+          const auto m = read(mean, at), d = read(dp, at), e = read(dq, at);
+          write(sum, at, read(sum, at) + (d + e));
+          write(dot, at, read(dot, at) + fma(d, read(p, at) - m, e * (read(q, at) - m)));
+        });
+      }
+      for (; r < rows.count; ++r) {
+        const T *p = rows.at[r], *dp = dy + rows.index[r] * b.channels;
+        along<A, PAIRED>(width, [&](auto at) NW_ALWAYS {
+          const auto d = read(dp, at);
+          write(sum, at, read(sum, at) + d);
+          write(dot, at, fma(d, read(p, at) - read(mean, at), read(dot, at)));
+        });
+      }
+      for (int64_t i = 0; i < width; ++i) sums[i] += sum[i], dots[i] += dot[i];
+    }
+    for (int64_t c = task.channel; c < task.end; ++c) {
+      const int64_t i = position(c - task.channel, width, PAIRED);
+      a.sums[task.block * b.channels + c] = sums[i];
+      a.dots[task.block * b.channels + c] = dots[i];
+    }
+  }
+}
+
+template <class T, bool GIVEN>
+void backward_columns(const BatchBackward& a, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  const Batch& b = a.batch;
+  const A *mean = (const A*)a.mean, *gain = (const A*)a.gain, *level = (const A*)a.level;
+  const A *slope = (const A*)a.along, *addend = (const A*)a.addend;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t start = row * b.channels;
+    const T *x = (const T*)a.x + start, *dy = (const T*)a.dy + start;
+    T* dx = (T*)a.dx + start;
+    if (b.real && !b.real[row])
+      memset(dx, 0, b.channels * sizeof(T));
+    else if constexpr (GIVEN)
+      along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS { write(dx, at, read(dy, at) * read(gain, at)); });
+    else
+      along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS {
+        const auto towards_x = fma(read(x, at) - read(mean, at), read(slope, at), read(addend, at));
+        write(dx, at, fma(read(dy, at) - read(level, at), read(gain, at), towards_x));
+      });
+  }
+}
+
+// -- channels of large numbers -----------------------------------------------------------------------------
+
+// visit(index) for the real elements of a channel.
+template <class Visit>
+NW_INLINE void each_real(const Batch& b, int64_t channel, Visit visit) {
+  for (int64_t n = 0; n < b.outer; ++n)
+    for (int64_t i = 0; i < b.inner; ++i)
+      if (!b.real || b.real[n * b.inner + i]) visit((n * b.channels + channel) * b.inner + i);
+}
+
+struct ScaledMoments {
+  double mean, variance, power;  // of the channel times `power`
+};
+
+// As eager does: elements of 2^41 and more (2^321 in float64) come down to it by an exact power of two.
+template <class T>
+NW_APART ScaledMoments measure_channel(const Batch& b, const T* x, int64_t channel, double count) {
+  double peak = 0, sum = 0, rest = 0, squares = 0;
+  each_real(b, channel, [&](int64_t i) {
+    const double size = magnitude((double)load1(x + i));
+    if (!(size <= peak) && peak == peak) peak = size;
+  });
+  if (!(peak < __builtin_huge_val())) return {__builtin_nan(""), __builtin_nan(""), 1};
+  constexpr int LARGE = Limits<Acc<T>>::LARGE;
+  const int exponent = peak > 0 ? __builtin_ilogb(peak) : 0;
+  const double power = exponent > LARGE ? __builtin_ldexp(1.0, LARGE - exponent) : 1.0;
+  each_real(b, channel, [&](int64_t i) { sum += load1(x + i) * power; });
+  const double mean = sum / count;
+  each_real(b, channel, [&](int64_t i) {
+    const double c = load1(x + i) * power - mean;
+    rest += c, squares += c * c;
+  });
+  return {mean + rest / count, (squares - rest * rest / count) / count, power};
+}
+
+// (x - mean) * rstd, where the difference might overflow.
+template <class T>
+NW_INLINE double hat_of(const BatchChannel& a, int64_t i) {
+  constexpr double SMALL = 0x1p-64;
+  return (load1((const T*)a.x + i) * SMALL - a.mean * SMALL) * (a.rstd / SMALL);
+}
+
+template <class T>
+void channel_forward(const BatchChannel& a) {
+  each_real(a.batch, a.channel, [&](int64_t i) {
+    store1((T*)a.out + i, (Acc<T>)(hat_of<T>(a, i) * a.gain + a.bias));
+  });
+}
+
+template <class T>
+void channel_sums(const BatchChannel& a, double* sum, double* dot) {
+  *sum = *dot = 0;
+  each_real(a.batch, a.channel, [&](int64_t i) {
+    const double d = load1((const T*)a.dy + i);
+    *sum += d, *dot += d * hat_of<T>(a, i);
+  });
+}
+
+template <class T>
+void channel_backward(const BatchChannel& a) {
+  each_real(a.batch, a.channel, [&](int64_t i) {
+    const double d = load1((const T*)a.dy + i);
+    store1((T*)a.out + i, (Acc<T>)((d - a.level - hat_of<T>(a, i) * a.along) * a.gain));
+  });
+}
+
+template <class T>
+void narrow_sums(const double* from, void* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) store1((T*)to + i, (Acc<T>)from[i]);
+}
+
+// -- the entries of the table ------------------------------------------------------------------------------
+
+template <class T>
+void batch_merge(const BatchMerge& a, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  const BatchMeasure& m = a.measured;
+  const Batch& b = m.batch;
+  double before = m.counts[0];  // the first block's place holds the sums
+  for (int64_t block = 1; block < b.blocks; ++block) {
+    const double count = m.counts[block];
+    if (count == 0) continue;
+    const double share = count / (before + count), spread = before * share;
+    const double *means = m.means + block * b.channels, *squares = m.squares + block * b.channels;
+    for (int64_t c = begin; c < end; ++c)
+      merge_into(m.means[c], m.squares[c], {means[c], squares[c]}, share, spread);
+    before += count;
+  }
+  const double missing = b.real ? 0.0 : __builtin_nan("");  // of no element eager's masked mean is 0, its mean is not
+  A* stats = (A*)a.stats;
+  for (int64_t c = begin; c < end; ++c) {
+    double mean = before > 0 ? m.means[c] : missing, variance = before > 0 ? m.squares[c] / before : missing;
+    double power = 1;
+    if (before > 0 && !(variance < Limits<A>::SQUARES && magnitude(mean) < Limits<A>::MEAN)) {
+      const ScaledMoments again = measure_channel(b, (const T*)m.x, c, before);
+      mean = again.mean, variance = again.variance, power = again.power;
+    }
+    variance = variance < 0 ? 0 : variance;  // squares - rest^2 / n of a constant channel
+    const double rstd = power / root(variance + a.eps);
+    mean /= power, variance = variance / power / power;
+    const A high = (A)mean;
+    stats[MEAN * b.channels + c] = high;
+    stats[REST * b.channels + c] = (A)(mean - high);
+    stats[RSTD * b.channels + c] = (A)rstd;
+    stats[VARIANCE * b.channels + c] = (A)variance;
+    stats[ELEMENTS * b.channels + c] = (A)before;
+  }
+}
+
+template <class T>
+void batch_measure(const BatchMeasure& a, int64_t begin, int64_t end) {
+  if (a.batch.inner == 1) return measure_columns<T>(a, begin, end);
+  return a.batch.real ? measure_planes<T, true>(a, begin, end) : measure_planes<T, false>(a, begin, end);
+}
+
+template <class T>
+void batch_forward(const BatchForward& a, int64_t begin, int64_t end) {
+  if (a.batch.inner == 1) return forward_columns<T>(a, begin, end);
+  return a.batch.real ? forward_planes<T, true>(a, begin, end) : forward_planes<T, false>(a, begin, end);
+}
+
+template <class T>
+void batch_sums(const BatchSums& a, int64_t begin, int64_t end) {
+  if (a.batch.inner == 1) return sum_columns<T>(a, begin, end);
+  return a.batch.real ? sum_planes<T, true>(a, begin, end) : sum_planes<T, false>(a, begin, end);
+}
+
+template <class T>
+void batch_backward(const BatchBackward& a, int64_t begin, int64_t end) {
+  if (a.batch.inner == 1) return a.along ? backward_columns<T, false>(a, begin, end) : backward_columns<T, true>(a, begin, end);
+  if (a.batch.real)
+    return a.along ? backward_planes<T, true, false>(a, begin, end) : backward_planes<T, true, true>(a, begin, end);
+  return a.along ? backward_planes<T, false, false>(a, begin, end) : backward_planes<T, false, true>(a, begin, end);
+}
+
+}  // namespace normwise::NW_ISA
