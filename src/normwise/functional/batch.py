@@ -35,6 +35,21 @@ def batch_spec(spec: NormSpec, ndim: int, channel_dim: int) -> NormSpec:
     return spec if spec.axes == axes else replace(spec, axes=axes)
 
 
+_SPECS: dict[tuple[float, int, int], NormSpec] = {}
+
+
+def _spec_of(eps: float, ndim: int, channel: int) -> NormSpec:
+    """Return the spec of a batch norm, the same object each time: making one takes longer than a small batch."""
+    if torch.compiler.is_compiling():
+        return batch_spec(replace(BATCH, eps=eps), ndim, channel)
+    spec = _SPECS.get((eps, ndim, channel))
+    if spec is None:
+        if len(_SPECS) >= 1024:
+            _SPECS.clear()
+        spec = _SPECS[eps, ndim, channel] = batch_spec(replace(BATCH, eps=eps), ndim, channel)
+    return spec
+
+
 def instance_spec(eps: float, ndim: int) -> NormSpec:
     """Return the spec of an instance norm on [N, C, *]."""
     return NormSpec(
@@ -101,7 +116,7 @@ def batch_norm(
     channels = input.shape[channel_dim] if -input.ndim <= channel_dim < input.ndim else 0
     check_channels(input, channel_dim, channels, who)
     _check_parameters(channels, who, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
-    spec = batch_spec(BATCH if eps == BATCH.eps else replace(BATCH, eps=eps), input.ndim, channel_dim)
+    spec = _spec_of(eps, input.ndim, channel_dim % input.ndim)
     real = as_mask(input, mask, lengths, channel_dim, who)
     if not training:
         if running_mean is None or running_var is None:
@@ -118,8 +133,24 @@ def batch_norm(
             "use a larger batch (drop_last=True), or eval mode"
         )
     y, found = kernels.forward_and_moments(spec, input, weight, bias, real)
-    update_running(running_mean, running_var, *per_channel(found), momentum)
+    if running_mean is not None and running_var is not None and not _moved(running_mean, running_var, found, momentum):
+        update_running(running_mean, running_var, *per_channel(found), momentum)
     return y
+
+
+def _moved(
+    running_mean: torch.Tensor, running_var: torch.Tensor, found: Moments, momentum: float | torch.Tensor
+) -> bool:
+    """Do what ``update_running`` does in three operations, where all elements are real and dtypes are the same."""
+    n, mean, var = found.elements, found.mean, found.statistic
+    if torch.compiler.is_compiling() or type(n) is not int or n < 2 or mean is None or isinstance(momentum, torch.Tensor):
+        return False
+    if running_mean.dtype is not mean.dtype or running_var.dtype is not mean.dtype:
+        return False
+    with torch.no_grad():
+        running_mean.lerp_(mean.view(-1), momentum)
+        running_var.lerp_(var.view(-1) * (n / (n - 1)), momentum)
+    return True
 
 
 def _check_parameters(channels: int, who: str, **parameters: torch.Tensor | None) -> None:

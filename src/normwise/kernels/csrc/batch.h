@@ -11,8 +11,10 @@
 namespace normwise::NW_ISA {
 
 constexpr int64_t CHUNK = 4096;   // elements of a plane: 16 KiB of float32, half of the smallest first-level cache
-constexpr int64_t STRIP = 512;    // columns: their six sums take 12 KiB
-constexpr int64_t ROWS_MOST = 256;  // rows of a chunk of columns; 16 at least, so that merging costs little beside them
+constexpr int64_t STRIP = 512;      // columns that are measured together
+// Rows that are gone through column by column. They stay near each other in memory, which is read ahead of use only
+// then; measuring merges after each lot, which must not cost much beside it.
+constexpr int64_t ROWS_MEASURED = 32, ROWS_MOST = 64;
 
 template <class T>
 constexpr bool IN_PAIRS = __is_same(T, Bf16);  // x, y, dy and dx are of one type
@@ -107,11 +109,15 @@ template <class A>
 NW_INLINE A total_of(const Sum<A>& sum) {
   V<A> v = sum.part;
   NW_EACH v += sum.lot.v[k];
-  A each[LANES<A>];
-  memcpy(each, &v, sizeof v);
-  for (int64_t half = LANES<A> / 2; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; ++i) each[i] += each[i + half];
-  return each[0] + sum.one;
+  // halves are added to halves: in registers, where Sum::total adds lane after lane
+  typedef A Four __attribute__((vector_size(16)));
+  constexpr int QUARTERS = NW_BYTES / 16;
+  Four quarter[QUARTERS];
+  memcpy(quarter, &v, sizeof v);
+  for (int half = QUARTERS / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) quarter[i] += quarter[i + half];
+  if constexpr (sizeof(A) == 8) return (quarter[0][0] + quarter[0][1]) + sum.one;
+  else return ((quarter[0][0] + quarter[0][2]) + (quarter[0][1] + quarter[0][3])) + sum.one;
 }
 
 struct ChunkMoments {
@@ -165,7 +171,6 @@ void measure_planes(const BatchMeasure& a, int64_t begin, int64_t end) {
         before += count;
       }
     }
-    if (task.group == 0) a.counts[task.block] = before;
   }
 }
 
@@ -246,8 +251,8 @@ void backward_planes(const BatchBackward& a, int64_t begin, int64_t end) {
 // The next real rows of a block, at most `most`.
 template <class T>
 struct RealRows {
-  const T* at[ROWS_MOST];
-  int64_t index[ROWS_MOST];
+  const T* at[ROWS_MEASURED];
+  int64_t index[ROWS_MEASURED];
   int64_t count;
   void take(const Batch& b, const T* x, int64_t& row, int64_t last, int64_t most) {
     for (count = 0; row < last && count < most; ++row)
@@ -255,124 +260,132 @@ struct RealRows {
   }
 };
 
-NW_INLINE int64_t rows_of_chunk(int64_t width) { return most(16, least(ROWS_MOST, 2 * CHUNK / width)); }
+// sum(value(row)) over rows, in two sums that are added up side by side.
+template <class Value>
+NW_INLINE auto sum_of_rows(int64_t rows, Value value) {
+  decltype(value((int64_t)0)) even{}, odd{};
+  int64_t r = 0;
+  for (; r + 2 <= rows; r += 2) even = even + value(r), odd = odd + value(r + 1);
+  if (r < rows) even = even + value(r);
+  return even + odd;
+}
 
 template <class T>
 void measure_columns(const BatchMeasure& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
-  constexpr bool PAIRED = IN_PAIRS<T>;
   const Batch& b = a.batch;
-  A base[STRIP], means[STRIP], squares[STRIP], mean[STRIP], rest[STRIP], square[STRIP];
+  alignas(64) A base[STRIP], means[STRIP], squares[STRIP];
   RealRows<T> rows;
   for (int64_t t = begin; t < end; ++t) {
     const Task task(b, t);
-    const int64_t width = task.end - task.channel, chunk = rows_of_chunk(width);
+    const int64_t width = task.end - task.channel;
     for (int64_t i = 0; i < width; ++i) base[i] = means[i] = squares[i] = 0;
     A before = 0;
-    for (int64_t row = task.first; rows.take(b, (const T*)a.x + task.channel, row, task.last, chunk), rows.count > 0;) {
-      for (int64_t i = 0; i < width; ++i) mean[i] = rest[i] = square[i] = 0;
-      int64_t r = 0;
-      for (; r + 4 <= rows.count; r += 4) {
-        const T *p = rows.at[r], *q = rows.at[r + 1], *s = rows.at[r + 2], *u = rows.at[r + 3];
-        along<A, PAIRED>(width, [&](auto at) NW_ALWAYS {
-          write(mean, at, read(mean, at) + ((read(p, at) + read(q, at)) + (read(s, at) + read(u, at))));
-        });
-      }
-      for (; r < rows.count; ++r)
-        along<A, PAIRED>(width, [&](auto at) NW_ALWAYS { write(mean, at, read(mean, at) + read(rows.at[r], at)); });
+    for (int64_t row = task.first; rows.take(b, (const T*)a.x + task.channel, row, task.last, ROWS_MEASURED), rows.count > 0;) {
       const A count = (A)rows.count, part = (A)1 / count, share = count / (before + count), spread = before * share;
-      for (int64_t i = 0; i < width; ++i) mean[i] *= part;
-      for (r = 0; r + 4 <= rows.count; r += 4) {
-        const T *p = rows.at[r], *q = rows.at[r + 1], *s = rows.at[r + 2], *u = rows.at[r + 3];
-        along<A, PAIRED>(width, [&](auto at) NW_ALWAYS {
-          const auto m = read(mean, at);
-          const auto c = read(p, at) - m, d = read(q, at) - m, e = read(s, at) - m, f = read(u, at) - m;
-          write(rest, at, read(rest, at) + ((c + d) + (e + f)));
-          write(square, at, read(square, at) + fma(c, c, d * d) + fma(e, e, f * f));
-        });
-      }
-      for (; r < rows.count; ++r)
-        along<A, PAIRED>(width, [&](auto at) NW_ALWAYS {
-          const auto c = read(rows.at[r], at) - read(mean, at);
-          write(rest, at, read(rest, at) + c);
-          write(square, at, fma(c, c, read(square, at)));
-        });
-      if (before == 0)
-        for (int64_t i = 0; i < width; ++i) base[i] = mean[i];
-      for (int64_t i = 0; i < width; ++i) {  // means are kept relative to that of the first chunk: no digits are lost
-        const A left = rest[i] * part, delta = (mean[i] - base[i]) + left - means[i];
-        means[i] += delta * share;
-        squares[i] += square[i] - rest[i] * left + delta * delta * spread;
-      }
+      along<A, IN_PAIRS<T>>(width, [&](auto at) NW_ALWAYS {
+        const auto mean = sum_of_rows(rows.count, [&](int64_t r) NW_ALWAYS { return read(rows.at[r], at); }) * part;
+        decltype(read(rows.at[0], at)) rest{}, even{}, odd{};
+        int64_t r = 0;
+        for (; r + 2 <= rows.count; r += 2) {
+          const auto c = read(rows.at[r], at) - mean, d = read(rows.at[r + 1], at) - mean;
+          rest = rest + (c + d), even = fma(c, c, even), odd = fma(d, d, odd);
+        }
+        if (r < rows.count) {
+          const auto c = read(rows.at[r], at) - mean;
+          rest = rest + c, even = fma(c, c, even);
+        }
+        // means are kept relative to that of the first chunk: no digits are lost to an offset
+        if (before == 0) write(base, at, mean);
+        const auto left = rest * part, known = read(means, at), delta = (mean - read(base, at)) + left - known;
+        write(means, at, known + delta * share);
+        write(squares, at, read(squares, at) + ((even + odd) - rest * left) + delta * delta * spread);
+      });
       before += count;
     }
     for (int64_t c = task.channel; c < task.end; ++c) {
-      const int64_t i = position(c - task.channel, width, PAIRED);
+      const int64_t i = position(c - task.channel, width, IN_PAIRS<T>);
       a.means[task.block * b.channels + c] = (double)base[i] + means[i];
       a.squares[task.block * b.channels + c] = squares[i];
     }
-    if (task.group == 0) a.counts[task.block] = before;
   }
 }
+
+// As many rows as are 512 bytes of memory: measured on a Zen 4, where longer detours cost a third of the speed.
+template <class T>
+NW_INLINE int64_t rows_in_a_run(int64_t channels, int64_t limit) {
+  return most(1, least(limit, 512 / (channels * (int64_t)sizeof(T))));
+}
+
+// Rows of a piece of columns, few enough that they are in the cache while one column after the other is done.
+template <class T>
+struct PieceRows {
+  int64_t at[ROWS_MOST];
+  int64_t count;
+  void take(const Batch& b, T* out, int64_t& row, int64_t last) {
+    const int64_t limit = rows_in_a_run<T>(b.channels, ROWS_MOST);
+    for (count = 0; row < last && count < limit; ++row) {
+      if (!b.real || b.real[row])
+        at[count++] = row * b.channels;
+      else
+        memset(out + row * b.channels, 0, b.channels * sizeof(T));
+    }
+  }
+};
 
 template <class T>
 void forward_columns(const BatchForward& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
   const Batch& b = a.batch;
-  const A *mean = (const A*)a.mean, *gain = (const A*)a.gain, *addend = (const A*)a.addend;
-  for (int64_t row = begin; row < end; ++row) {
-    const T* x = (const T*)a.x + row * b.channels;
-    T* y = (T*)a.y + row * b.channels;
-    if (b.real && !b.real[row])
-      memset(y, 0, b.channels * sizeof(T));
-    else
-      along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS {
-        write(y, at, fma(read(x, at) - read(mean, at), read(gain, at), read(addend, at)));
-      });
+  const T* x = (const T*)a.x;
+  T* y = (T*)a.y;
+  PieceRows<T> rows;
+  for (int64_t row = begin; row < end;) {
+    rows.take(b, y, row, end);
+    along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS {
+      const auto mean = read((const A*)a.mean, at), gain = read((const A*)a.gain, at), add = read((const A*)a.addend, at);
+      for (int64_t r = 0; r < rows.count; ++r)
+        write(y + rows.at[r], at, fma(read(x + rows.at[r], at) - mean, gain, add));
+    });
   }
 }
 
 template <class T>
 void sum_columns(const BatchSums& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
-  constexpr bool PAIRED = IN_PAIRS<T>;
   const Batch& b = a.batch;
-  A sum[STRIP], dot[STRIP];
+  alignas(64) A sum[STRIP], dot[STRIP];
   double sums[STRIP], dots[STRIP];
   RealRows<T> rows;
   for (int64_t t = begin; t < end; ++t) {
     const Task task(b, t);
-    const int64_t width = task.end - task.channel;
-    const A* mean = (const A*)a.mean + task.channel;
+    const int64_t width = task.end - task.channel, lot = b.groups > 1 ? 8 : rows_in_a_run<T>(b.channels, 8);
+    const A* means = (const A*)a.mean + task.channel;
     const T* dy = (const T*)a.dy + task.channel;
-    for (int64_t i = 0; i < width; ++i) sums[i] = dots[i] = 0;
+    for (int64_t i = 0; i < width; ++i) sums[i] = dots[i] = sum[i] = dot[i] = 0;
+    int64_t added = 0;
     for (int64_t row = task.first;
-         rows.take(b, (const T*)a.x + task.channel, row, task.last, ROWS_MOST), rows.count > 0;) {
-      for (int64_t i = 0; i < width; ++i) sum[i] = dot[i] = 0;
-      int64_t r = 0;
-      for (; r + 2 <= rows.count; r += 2) {
-        const T *p = rows.at[r], *q = rows.at[r + 1];
-        const T *dp = dy + rows.index[r] * b.channels, *dq = dy + rows.index[r + 1] * b.channels;
-        along<A, PAIRED>(width, [&](auto at) NW_ALWAYS {
-          const auto m = read(mean, at), d = read(dp, at), e = read(dq, at);
-          write(sum, at, read(sum, at) + (d + e));
-          write(dot, at, read(dot, at) + fma(d, read(p, at) - m, e * (read(q, at) - m)));
-        });
+         rows.take(b, (const T*)a.x + task.channel, row, task.last, lot), rows.count > 0;) {
+      along<A, IN_PAIRS<T>>(width, [&](auto at) NW_ALWAYS {
+        const auto mean = read(means, at);
+        auto total = read(sum, at), along_x = read(dot, at);
+        for (int64_t r = 0; r < rows.count; ++r) {
+          const auto d = read(dy + rows.index[r] * b.channels, at);
+          total = total + d, along_x = fma(d, read(rows.at[r], at) - mean, along_x);
+        }
+        write(sum, at, total);
+        write(dot, at, along_x);
+      });
+      if (++added % 32 && row < task.last) continue;  // few numbers are added up in float32 one after the other
+      for (int64_t i = 0; i < width; ++i) {
+        sums[i] += sum[i], dots[i] += dot[i];
+        sum[i] = dot[i] = 0;
       }
-      for (; r < rows.count; ++r) {
-        const T *p = rows.at[r], *dp = dy + rows.index[r] * b.channels;
-        along<A, PAIRED>(width, [&](auto at) NW_ALWAYS {
-          const auto d = read(dp, at);
-          write(sum, at, read(sum, at) + d);
-          write(dot, at, fma(d, read(p, at) - read(mean, at), read(dot, at)));
-        });
-      }
-      for (int64_t i = 0; i < width; ++i) sums[i] += sum[i], dots[i] += dot[i];
     }
     for (int64_t c = task.channel; c < task.end; ++c) {
-      const int64_t i = position(c - task.channel, width, PAIRED);
-      a.sums[task.block * b.channels + c] = sums[i];
-      a.dots[task.block * b.channels + c] = dots[i];
+      const int64_t i = position(c - task.channel, width, IN_PAIRS<T>);
+      a.sums[task.block * b.channels + c] = sums[i] + sum[i];
+      a.dots[task.block * b.channels + c] = dots[i] + dot[i];
     }
   }
 }
@@ -381,21 +394,24 @@ template <class T, bool GIVEN>
 void backward_columns(const BatchBackward& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
   const Batch& b = a.batch;
-  const A *mean = (const A*)a.mean, *gain = (const A*)a.gain, *level = (const A*)a.level;
-  const A *slope = (const A*)a.along, *addend = (const A*)a.addend;
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t start = row * b.channels;
-    const T *x = (const T*)a.x + start, *dy = (const T*)a.dy + start;
-    T* dx = (T*)a.dx + start;
-    if (b.real && !b.real[row])
-      memset(dx, 0, b.channels * sizeof(T));
-    else if constexpr (GIVEN)
-      along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS { write(dx, at, read(dy, at) * read(gain, at)); });
-    else
-      along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS {
-        const auto towards_x = fma(read(x, at) - read(mean, at), read(slope, at), read(addend, at));
-        write(dx, at, fma(read(dy, at) - read(level, at), read(gain, at), towards_x));
-      });
+  const T *x = (const T*)a.x, *dy = (const T*)a.dy;
+  T* dx = (T*)a.dx;
+  PieceRows<T> rows;
+  for (int64_t row = begin; row < end;) {
+    rows.take(b, dx, row, end);
+    along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS {
+      const auto gain = read((const A*)a.gain, at);
+      if constexpr (GIVEN) {
+        for (int64_t r = 0; r < rows.count; ++r) write(dx + rows.at[r], at, read(dy + rows.at[r], at) * gain);
+      } else {
+        const auto mean = read((const A*)a.mean, at), level = read((const A*)a.level, at);
+        const auto slope = read((const A*)a.along, at), addend = read((const A*)a.addend, at);
+        for (int64_t r = 0; r < rows.count; ++r) {
+          const auto towards_x = fma(read(x + rows.at[r], at) - mean, slope, addend);
+          write(dx + rows.at[r], at, fma(read(dy + rows.at[r], at) - level, gain, towards_x));
+        }
+      }
+    });
   }
 }
 

@@ -23,11 +23,13 @@ struct Batch {
 // Statistics of a channel: rows of [5, channels], of the type of sums.
 enum Row : int64_t { MEAN, REST, RSTD, VARIANCE, ELEMENTS, ROWS };  // mean + rest is the mean in double precision
 
-// Mean and sum of centred squares of each block, as [blocks, channels] each, and the elements of each block.
+// Mean and sum of centred squares of each block, as [blocks, channels] each. `counts` are the real elements of each
+// channel in each block.
 struct BatchMeasure {
   Batch batch;
   const void* x;
-  double *means, *squares, *counts;
+  double *means, *squares;
+  const double* counts;
 };
 
 // Statistics from those of the blocks, for channels begin to end.

@@ -107,6 +107,21 @@ struct Seen {
   int64_t pieces() const { return x.numel() == 0 ? 0 : columns() ? batch.outer : batch.outer * batch.channels * batch.spans; }
   int64_t elements_of_piece() const { return columns() ? batch.channels : std::min(batch.span, batch.inner); }
 
+  // The real elements of a channel in a block.
+  double count(int64_t block) const {
+    const int64_t first = block * batch.units() / batch.blocks, last = (block + 1) * batch.units() / batch.blocks;
+    int64_t count = 0;
+    for (int64_t unit = first; unit < last; ++unit) {
+      const int64_t from = unit % batch.spans * batch.span, size = std::min(batch.span, batch.inner - from);
+      const uint8_t* at = batch.real + unit / batch.spans * batch.inner + from;
+      if (!batch.real)
+        count += size;
+      else
+        for (int64_t i = 0; i < size; ++i) count += at[i];
+    }
+    return (double)count;
+  }
+
  private:
   // Into blocks and groups of channels, by the shape alone: work for 64 threads where there is so much.
   void divide() {
@@ -135,23 +150,28 @@ void over_tasks(const Seen& seen, const F& work) {
 class Coefficients {
  public:
   Coefficients(const Seen& seen, int64_t rows)
-      : wide_(sums_of(seen.dtype) == Dtype::f64), channels_(seen.batch.channels), paired_(seen.paired()),
-        data_(new char[rows * channels_ * (wide_ ? 8 : 4) + 1]) {}
+      : wide_(sums_of(seen.dtype) == Dtype::f64),
+        channels_(seen.batch.channels),
+        stride_(channels_ * (wide_ ? 8 : 4) / 64 * 64 + 192),  // aligned; no two rows 4 KiB apart, which loads mistake
+        paired_(seen.paired()),
+        data_(new char[rows * stride_ + 64]),
+        first_((char*)(((uintptr_t)data_.get() + 63) / 64 * 64)) {}
   void set(int64_t row, int64_t c, double value) {
     // elements of a row of bfloat16 are read in pairs, in blocks of 128 bytes of sums: see `position` in lot.h
-    const int64_t i = row * channels_ + (paired_ ? batch_table().position(c, channels_) : c);
+    const int64_t i = paired_ ? batch_table().position(c, channels_) : c;
     if (wide_)
-      ((double*)data_.get())[i] = value;
+      ((double*)(first_ + row * stride_))[i] = value;
     else  // a NaN without a payload: what writes pairs relies on it
-      ((float*)data_.get())[i] = value != value ? NAN : (float)value;
+      ((float*)(first_ + row * stride_))[i] = value != value ? NAN : (float)value;
   }
-  const void* row(int64_t row) const { return data_.get() + row * channels_ * (wide_ ? 8 : 4); }
+  const void* row(int64_t row) const { return first_ + row * stride_; }
 
  private:
   bool wide_;
-  int64_t channels_;
+  int64_t channels_, stride_;
   bool paired_;
   std::unique_ptr<char[]> data_;
+  char* first_;
 };
 
 // Statistics, or a gain, read as doubles.
@@ -181,12 +201,13 @@ void measure(const Seen& seen, const Tensor& stats, double eps) {
   const Batch& b = seen.batch;
   const int64_t each = b.blocks * b.channels;
   const std::unique_ptr<double[]> parts(new double[2 * each + b.blocks]);
-  const BatchMeasure args{b, seen.x.const_data_ptr(), parts.get(), parts.get() + each, parts.get() + 2 * each};
+  double* counts = parts.get() + 2 * each;
+  for (int64_t block = 0; block < b.blocks; ++block) counts[block] = seen.count(block);
+  const BatchMeasure args{b, seen.x.const_data_ptr(), parts.get(), parts.get() + each, counts};
+  const BatchMerge merging{args, stats.mutable_data_ptr(), eps};
   const BatchTable& table = batch_table();
-  std::fill_n(args.counts, b.blocks, 0.0);
   if (seen.x.numel())
     over_tasks(seen, [&](int64_t begin, int64_t end) { table.measure[(int)seen.dtype](args, begin, end); });
-  const BatchMerge merging{args, stats.mutable_data_ptr(), eps};
   in_parallel(b.channels, b.blocks * 8, [&](int64_t begin, int64_t end) {
     table.merge[(int)seen.dtype](merging, begin, end);
   });
@@ -201,24 +222,24 @@ Tensor normalized(
   const Stats found(stats, seen);
   const Numbers gains{gain.data(), found.all.wide}, shifts{shift ? shift->data() : nullptr, found.all.wide};
   Coefficients coefficients(seen, 3);
-  std::vector<int64_t> far;
   for (int64_t c = 0; c < b.channels; ++c) {
-    const double by = found(RSTD, c) * gains[c], addend = shift ? shifts[c] : 0.0;
+    const double by = found(RSTD, c) * gains[c], addend = shift ? shifts[c] : 0.0, rest = found(REST, c);
     coefficients.set(0, c, found(MEAN, c));
     coefficients.set(1, c, by);
-    coefficients.set(2, c, found(REST, c) == 0 ? addend : addend - found(REST, c) * by);
-    if (found.far(c)) far.push_back(c);
+    coefficients.set(2, c, rest == 0 ? addend : addend - rest * by);
   }
   const Tensor y = advised(torch::stable::empty_like(seen.x));
   const BatchForward args{b, seen.x.const_data_ptr(), y.mutable_data_ptr(),
                           coefficients.row(0), coefficients.row(1), coefficients.row(2)};
+  const BatchTable& table = batch_table();
   in_parallel(seen.pieces(), seen.elements_of_piece(), [&](int64_t begin, int64_t end) {
-    batch_table().forward[(int)seen.dtype](args, begin, end);
+    table.forward[(int)seen.dtype](args, begin, end);
   });
-  for (const int64_t c : far)
-    batch_table().channel_forward[(int)seen.dtype](
-        {b, c, args.x, nullptr, args.y, found(MEAN, c) + found(REST, c), found(RSTD, c), gains[c],
-         shift ? shifts[c] : 0.0, 0.0, 0.0});
+  for (int64_t c = 0; c < b.channels; ++c)
+    if (found.far(c))
+      table.channel_forward[(int)seen.dtype](
+          {b, c, args.x, nullptr, args.y, found(MEAN, c) + found(REST, c), found(RSTD, c), gains[c],
+           shift ? shifts[c] : 0.0, 0.0, 0.0});
   return y;
 }
 
@@ -274,10 +295,10 @@ Tensor narrowed(const Tensor& like, const double* values, int64_t n, Dtype dtype
 
 std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(
     const Tensor& dy, const Tensor& x, const Tensor& stats, const MaybeTensor& weight, const MaybeTensor& mask,
-    int64_t channel, double offset, bool given, int64_t needs) {
+    int64_t axis, double offset, bool given, int64_t needs) {
   check_same(dy, x, "dy");
   STD_TORCH_CHECK(dtype_of(dy, "dy") == dtype_of(x, "x"), "normwise: dy must have the dtype of x");
-  const Seen seen(x, mask, channel);
+  const Seen seen(x, mask, axis);
   const Batch& b = seen.batch;
   const int i = (int)seen.dtype;
   const Tensor upstream = laid_out_as(dy, seen.x);
@@ -287,10 +308,17 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(
   const std::unique_ptr<double[]> sums(new double[2 * channels]()), parts(new double[2 * each]());
   double *level = sums.get(), *dots = level + channels;  // sums of dy and of dy * xhat
   const void *px = seen.x.const_data_ptr(), *pdy = upstream.const_data_ptr();
+  const Widened gain(weight, seen.dtype, channels, offset, false, false, "weight");
+  const Numbers gains{gain.data(), found.all.wide};
+  Coefficients coefficients(seen, 5);
+  for (int64_t c = 0; c < channels; ++c) coefficients.set(0, c, found(MEAN, c));
+  const auto channel = [&](int64_t c, void* out) {
+    const double elements = std::max(1.0, found(ELEMENTS, c));
+    return BatchChannel{b, c, px, pdy, out, found(MEAN, c) + found(REST, c), found(RSTD, c), found(RSTD, c) * gains[c],
+                        0.0, level[c] / elements, dots[c] / elements};
+  };
   if (x.numel() && (!given || needs & 6)) {
-    Coefficients mean(seen, 1);
-    for (int64_t c = 0; c < channels; ++c) mean.set(0, c, found(MEAN, c));
-    const BatchSums args{b, px, pdy, mean.row(0), parts.get(), parts.get() + each};
+    const BatchSums args{b, px, pdy, coefficients.row(0), parts.get(), parts.get() + each};
     over_tasks(seen, [&](int64_t begin, int64_t end) { table.sums[i](args, begin, end); });
     for (int64_t block = 0; block < b.blocks; ++block)
       for (int64_t c = 0; c < channels; ++c) {
@@ -299,9 +327,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(
       }
     for (int64_t c = 0; c < channels; ++c) {
       dots[c] = (dots[c] - found(REST, c) * level[c]) * found(RSTD, c);
-      if (found.far(c))
-        table.channel_sums[i](
-            {b, c, px, pdy, nullptr, found(MEAN, c) + found(REST, c), found(RSTD, c), 0, 0, 0, 0}, level + c, dots + c);
+      if (found.far(c)) table.channel_sums[i](channel(c, nullptr), level + c, dots + c);
     }
   }
   const Dtype held = weight ? dtype_of(*weight, "weight") : sums_of(seen.dtype);
@@ -310,14 +336,10 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(
   const Tensor dbias = needs & 4 ? narrowed(x, level, channels, held) : none;
   if (!(needs & 1)) return {none, dweight, dbias};
 
-  const Widened gain(weight, seen.dtype, channels, offset, false, false, "weight");
-  const Numbers gains{gain.data(), found.all.wide};
-  Coefficients coefficients(seen, 5);
   for (int64_t c = 0; c < channels; ++c) {
     const double elements = std::max(1.0, found(ELEMENTS, c)), by = found(RSTD, c) * gains[c];
     const double mean = level[c] / elements, slope = -by * found(RSTD, c) * (dots[c] / elements);
     const double rounded = found.all.wide ? mean : (double)(float)mean;
-    coefficients.set(0, c, found(MEAN, c));
     coefficients.set(1, c, by);
     coefficients.set(2, c, rounded);
     coefficients.set(3, c, slope);
@@ -329,13 +351,8 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(
   in_parallel(seen.pieces(), seen.elements_of_piece(), [&](int64_t begin, int64_t end) {
     table.backward[i](args, begin, end);
   });
-  for (int64_t c = 0; !given && c < channels; ++c) {
-    const double elements = std::max(1.0, found(ELEMENTS, c));
-    if (found.far(c))
-      table.channel_backward[i](
-          {b, c, px, pdy, args.dx, found(MEAN, c) + found(REST, c), found(RSTD, c), found(RSTD, c) * gains[c], 0,
-           level[c] / elements, dots[c] / elements});
-  }
+  for (int64_t c = 0; !given && c < channels; ++c)
+    if (found.far(c)) table.channel_backward[i](channel(c, args.dx));
   return {dx, dweight, dbias};
 }
 
