@@ -143,7 +143,13 @@ def _moved(
 ) -> bool:
     """Do what ``update_running`` does in three operations, where all elements are real and dtypes are the same."""
     n, mean, var = found.elements, found.mean, found.statistic
-    if torch.compiler.is_compiling() or type(n) is not int or n < 2 or mean is None or isinstance(momentum, torch.Tensor):
+    if (
+        torch.compiler.is_compiling()
+        or type(n) is not int
+        or n < 2
+        or mean is None
+        or isinstance(momentum, torch.Tensor)
+    ):
         return False
     if running_mean.dtype is not mean.dtype or running_var.dtype is not mean.dtype:
         return False

@@ -171,7 +171,13 @@ def batch_plan(spec: NormSpec) -> BatchPlan | str | None:
 
 def _reason(spec: NormSpec) -> str | None:
     """Return why no tensor is taken, or None."""
-    if spec.statistic is not Statistic.VARIANCE or not spec.center or not spec.biased or spec.groups or spec.partial != 1:
+    if (
+        spec.statistic is not Statistic.VARIANCE
+        or not spec.center
+        or not spec.biased
+        or spec.groups
+        or spec.partial != 1
+    ):
         return "it takes the biased variance of centred channels"
     if not spec.eps_inside or spec.eps_clamp or not spec.eps:
         return "it adds an eps above 0 to the variance"
@@ -240,7 +246,7 @@ class _BatchNorm(torch.autograd.Function):
         if dy is None:
             return (None, None, None, *none)
         x, stats, weight, mask = ctx.saved_tensors
-        channel, eps, offset, given = ctx.norm
+        channel, _, offset, given = ctx.norm
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
             return (*_differentiable(dy, x, stats, weight, mask, ctx.norm, wanted), *none)

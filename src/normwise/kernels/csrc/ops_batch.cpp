@@ -86,6 +86,7 @@ struct Seen {
       others.push_back(axis);
       (inside ? batch.inner : batch.outer) *= x.size(axis);
     }
+    if (x.numel() == 0) batch.outer = 0;  // strides of nothing say nothing
     if (mask) {
       STD_TORCH_CHECK(
           mask->scalar_type() == ScalarType::Bool && mask->dim() == x.dim() && mask->size(channel) == 1,
