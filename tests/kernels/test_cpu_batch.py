@@ -379,6 +379,22 @@ def test_the_operators_keep_to_their_schemas(layout: str, mask: float | None) ->
         torch.library.opcheck(getattr(ops, name).default, args, test_utils=tests)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_compiled_graphs_hold_the_operator_and_its_gradients(training: bool) -> None:
+    torch._dynamo.reset()
+    norm = BatchNorm(4).train(training)
+    compiled = torch.compile(norm, fullgraph=True, backend="aot_eager")
+    x = make((6, 4, 5)).x
+    results = []
+    for call in (norm, compiled):
+        norm.reset_running_stats()
+        leaf = x.clone().requires_grad_()
+        y = call(leaf)
+        grads = torch.autograd.grad(y, [leaf, *norm.parameters()], x.cos())
+        results.append((y.detach(), *grads, *(each.clone() for each in norm.buffers())))
+    torch.testing.assert_close(*results)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_running_statistics_move_as_torchs_do(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)

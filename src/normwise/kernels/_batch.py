@@ -5,6 +5,7 @@ What is kept for the backward pass is the input and five numbers a channel; gain
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from normwise.kernels import eager
 from normwise.kernels._autograd import _apply, _recorded
 from normwise.kernels._calls import refusal_of_call
-from normwise.kernels._ops import ops
+from normwise.kernels._ops import LIBRARY, ops
 from normwise.kernels._ops_batch import ELEMENTS, MEAN, VARIANCE
 from normwise.kernels._plans import HALF
 from normwise.kernels.eager import Moments
@@ -80,7 +81,7 @@ class BatchPlan:
             why = self._refusal_of_given(x, given, channels)
             if why is not None:
                 return why
-        return refusal_of_call(x)
+        return _refusal_of_class(x) or refusal_of_call(x)
 
     def _refusal_of_mask(self, x: torch.Tensor, mask: torch.Tensor) -> str | None:
         if mask.dtype is not torch.bool or mask.device != x.device:
@@ -148,7 +149,7 @@ class BatchPlan:
         mask = _with_axes(mask, self.ndim)
         mean, variance = (None, None) if given is None else (given.mean, given.statistic)
         args = (x, weight, bias, mask, mean, variance, self.channel, self.eps, self.spec.weight_offset)
-        return _apply(_BatchNorm, *args) if _recorded(x, weight, bias) else _forward(*args)
+        return ops.batch.default(*args) if torch.compiler.is_compiling() else _batch(*args)
 
     def _moments(self, x: torch.Tensor, stats: torch.Tensor, mask: torch.Tensor | None) -> Moments:
         shape = [1] * self.ndim
@@ -192,6 +193,12 @@ def _reason(spec: NormSpec) -> str | None:
     return None
 
 
+def _refusal_of_class(x: torch.Tensor) -> str | None:
+    if type(x) is torch.Tensor or (module := sys.modules.get("torch.distributed.tensor")) is None:
+        return None
+    return "it has no rule for a batch that is spread over processes" if isinstance(x, module.DTensor) else None
+
+
 def _sums(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
@@ -217,6 +224,24 @@ def _forward(
     if mean is None or variance is None:
         return ops.batch_norm.default(x, weight, bias, mask, channel, eps, offset)
     return ops.batch_norm_given.default(x, mean, variance, weight, bias, mask, channel, eps, offset)
+
+
+def _batch(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    variance: torch.Tensor | None,
+    channel: int,
+    eps: float,
+    offset: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    args = (x, weight, bias, mask, mean, variance, channel, eps, offset)
+    return _apply(_BatchNorm, *args) if _recorded(x, weight, bias) else _forward(*args)
+
+
+LIBRARY.impl("batch", _batch, "CompositeImplicitAutograd")
 
 
 class _BatchNorm(torch.autograd.Function):

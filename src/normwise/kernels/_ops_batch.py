@@ -11,6 +11,9 @@
     those not needed come back empty.
 ``batch_moments``
     ``stats`` alone.
+``batch``
+    The first two, differentiable: what ``torch.compile`` puts into a graph. It stands for ``_batch``'s function, which
+    it becomes again when the graph is differentiated or run.
 
 Outputs shaped like x have its memory format, as those of elementwise operators have.
 """
@@ -32,6 +35,10 @@ LIBRARY.define(f"batch_norm_given(Tensor x, Tensor mean, Tensor variance, {_NORM
 LIBRARY.define(
     "batch_norm_backward(Tensor dy, Tensor x, Tensor stats, Tensor? weight, Tensor? mask, int channel, "
     "float offset, bool given, int needs) -> (Tensor dx, Tensor dweight, Tensor dbias)"
+)
+LIBRARY.define(
+    "batch(Tensor x, Tensor? weight, Tensor? bias, Tensor? mask, Tensor? mean, Tensor? variance, int channel, "
+    "float eps, float offset) -> (Tensor y, Tensor stats)"
 )
 LIBRARY.define("batch_moments(Tensor x, Tensor? mask, int channel) -> Tensor")
 
