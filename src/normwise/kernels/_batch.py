@@ -15,7 +15,7 @@ from normwise.kernels import eager
 from normwise.kernels._autograd import _apply, _recorded
 from normwise.kernels._calls import refusal_of_call
 from normwise.kernels._ops import LIBRARY, ops
-from normwise.kernels._ops_batch import ELEMENTS, MEAN, VARIANCE
+from normwise.kernels._ops_batch import Row
 from normwise.kernels._plans import HALF
 from normwise.kernels.eager import Moments
 from normwise.spec import Cast, Form, Gate, Modulation, NormSpec, Scope, Statistic, Weight
@@ -62,6 +62,8 @@ class BatchPlan:
         if x.ndim != self.ndim:
             return f"the spec is one of inputs of {self.ndim} axes"
         channels = x.shape[self.channel]
+        if channels == 0:
+            return "a batch without a channel has no statistics"
         for name, parameter in (("weight", weight), ("bias", bias)):
             if parameter is None:
                 continue
@@ -152,10 +154,11 @@ class BatchPlan:
         return ops.batch.default(*args) if torch.compiler.is_compiling() else _batch(*args)
 
     def _moments(self, x: torch.Tensor, stats: torch.Tensor, mask: torch.Tensor | None) -> Moments:
-        shape = [1] * self.ndim
-        elements = x.numel() // max(x.shape[self.channel], 1) if mask is None else stats[ELEMENTS, :1].reshape(shape)
-        shape[self.channel] = -1
-        return Moments(stats[MEAN].view(shape), stats[VARIANCE].view(shape), elements)
+        shape = [len(Row), *[1] * self.ndim]
+        shape[1 + self.channel] = channels = x.shape[self.channel]
+        rows = stats.view(shape).unbind()
+        elements = x.numel() // max(channels, 1) if mask is None else rows[Row.ELEMENTS].narrow(self.channel, 0, 1)
+        return Moments(rows[Row.MEAN], rows[Row.VARIANCE], elements)
 
 
 def batch_plan(spec: NormSpec) -> BatchPlan | str | None:
@@ -298,11 +301,11 @@ def _differentiable(
         return value if mask is None else torch.where(mask, value, 0.0)
 
     def mean(value: torch.Tensor) -> torch.Tensor:
-        return value.sum(axes, keepdim=True) / stats[ELEMENTS].view(shape).clamp_min(1)
+        return value.sum(axes, keepdim=True) / stats[Row.ELEMENTS].view(shape).clamp_min(1)
 
     h, upstream = real(x.to(stats.dtype)), real(dy.to(stats.dtype))
     if given:
-        c, s = real(h - stats[MEAN].view(shape)), stats[VARIANCE].view(shape)
+        c, s = real(h - stats[Row.MEAN].view(shape)), stats[Row.VARIANCE].view(shape)
     else:
         c = real(h - mean(h))
         s = mean(c.pow(2))
