@@ -10,6 +10,7 @@ from normwise import kernels
 from normwise.functional._checks import check_channels, check_floating, check_parameter
 from normwise.functional.masks import as_mask
 from normwise.kernels import Moments
+from normwise.kernels._calls import refusal_of_call
 from normwise.spec import NormSpec, Scope, Statistic
 
 __all__ = [
@@ -143,15 +144,11 @@ def _moved(
 ) -> bool:
     """Do what ``update_running`` does in three operations, where all elements are real and dtypes are the same."""
     n, mean, var = found.elements, found.mean, found.statistic
-    if (
-        torch.compiler.is_compiling()
-        or type(n) is not int
-        or n < 2
-        or mean is None
-        or isinstance(momentum, torch.Tensor)
-    ):
+    if torch.compiler.is_compiling() or refusal_of_call(running_mean) is not None:  # transforms, tracers, dual numbers
         return False
-    if running_mean.dtype is not mean.dtype or running_var.dtype is not mean.dtype:
+    if isinstance(momentum, torch.Tensor) or type(n) is not int or n < 2:
+        return False
+    if mean is None or running_mean.dtype is not mean.dtype or running_var.dtype is not mean.dtype:
         return False
     with torch.no_grad():
         running_mean.lerp_(mean.view(-1), momentum)

@@ -15,7 +15,7 @@ from normwise.kernels import eager
 from normwise.kernels._autograd import _apply, _recorded
 from normwise.kernels._calls import refusal_of_call
 from normwise.kernels._ops import LIBRARY, ops
-from normwise.kernels._ops_batch import Row
+from normwise.kernels._ops_batch import ELEMENTS, MEAN, ROWS, VARIANCE
 from normwise.kernels._plans import HALF
 from normwise.kernels.eager import Moments
 from normwise.spec import Cast, Form, Gate, Modulation, NormSpec, Scope, Statistic, Weight
@@ -154,11 +154,11 @@ class BatchPlan:
         return ops.batch.default(*args) if torch.compiler.is_compiling() else _batch(*args)
 
     def _moments(self, x: torch.Tensor, stats: torch.Tensor, mask: torch.Tensor | None) -> Moments:
-        shape = [len(Row), *[1] * self.ndim]
+        shape = [ROWS, *[1] * self.ndim]
         shape[1 + self.channel] = channels = x.shape[self.channel]
         rows = stats.view(shape).unbind()
-        elements = x.numel() // max(channels, 1) if mask is None else rows[Row.ELEMENTS].narrow(self.channel, 0, 1)
-        return Moments(rows[Row.MEAN], rows[Row.VARIANCE], elements)
+        elements = x.numel() // max(channels, 1) if mask is None else rows[ELEMENTS].narrow(self.channel, 0, 1)
+        return Moments(rows[MEAN], rows[VARIANCE], elements)
 
 
 def batch_plan(spec: NormSpec) -> BatchPlan | str | None:
@@ -301,11 +301,11 @@ def _differentiable(
         return value if mask is None else torch.where(mask, value, 0.0)
 
     def mean(value: torch.Tensor) -> torch.Tensor:
-        return value.sum(axes, keepdim=True) / stats[Row.ELEMENTS].view(shape).clamp_min(1)
+        return value.sum(axes, keepdim=True) / stats[ELEMENTS].view(shape).clamp_min(1)
 
     h, upstream = real(x.to(stats.dtype)), real(dy.to(stats.dtype))
     if given:
-        c, s = real(h - stats[Row.MEAN].view(shape)), stats[Row.VARIANCE].view(shape)
+        c, s = real(h - stats[MEAN].view(shape)), stats[VARIANCE].view(shape)
     else:
         c = real(h - mean(h))
         s = mean(c.pow(2))

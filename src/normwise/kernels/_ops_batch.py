@@ -20,24 +20,13 @@ Outputs shaped like x have its memory format, as those of elementwise operators 
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import torch
 
 from normwise.kernels._ops import LIBRARY
 
-__all__ = ["Row"]
+__all__ = ["ELEMENTS", "MEAN", "ROWS", "VARIANCE"]
 
-
-class Row(IntEnum):
-    """Rows of ``stats``; csrc/batch_table.h has the same."""
-
-    MEAN = 0
-    REST = 1
-    RSTD = 2
-    VARIANCE = 3
-    ELEMENTS = 4
-
+MEAN, VARIANCE, ELEMENTS, ROWS = 0, 3, 4, 5  # rows of ``stats`` and how many; csrc/batch_table.h has the same
 
 _NORM = "Tensor? weight, Tensor? bias, Tensor? mask, int channel, float eps, float offset"
 
@@ -60,7 +49,7 @@ def _sums(x: torch.Tensor) -> torch.dtype:
 
 @torch.library.register_fake("normwise::batch_moments", lib=LIBRARY)
 def _batch_moments(x: torch.Tensor, mask: torch.Tensor | None, channel: int) -> torch.Tensor:
-    return x.new_empty((len(Row), x.shape[channel]), dtype=_sums(x))
+    return x.new_empty((ROWS, x.shape[channel]), dtype=_sums(x))
 
 
 @torch.library.register_fake("normwise::batch_norm", lib=LIBRARY)

@@ -105,20 +105,34 @@ struct Task {
         end(least(b.channels, channel + b.width)) {}
 };
 
+NW_INLINE double fma(float a, float b, double c) { return (double)a * b + c; }
+
+// A sum as in lot.h, whose single elements and last steps are added up in double: planes may be that small.
 template <class A>
-NW_INLINE A total_of(const Sum<A>& sum) {
-  V<A> v = sum.part;
-  NW_EACH v += sum.lot.v[k];
-  // halves are added to halves: in registers, where Sum::total adds lane after lane
-  typedef A Four __attribute__((vector_size(16)));
-  constexpr int QUARTERS = NW_BYTES / 16;
-  Four quarter[QUARTERS];
-  memcpy(quarter, &v, sizeof v);
-  for (int half = QUARTERS / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) quarter[i] += quarter[i + half];
-  if constexpr (sizeof(A) == 8) return (quarter[0][0] + quarter[0][1]) + sum.one;
-  else return ((quarter[0][0] + quarter[0][2]) + (quarter[0][1] + quarter[0][3])) + sum.one;
-}
+struct Total {
+  Lot<A> lot{};
+  V<A> part{};
+  double one = 0;
+  template <bool PAIRED>
+  Lot<A>& of(Block<PAIRED>) {
+    return lot;
+  }
+  V<A>& of(Part) { return part; }
+  double& of(One) { return one; }
+  double value() const {
+    V<A> v = part;
+    NW_EACH v += lot.v[k];
+    typedef A Few __attribute__((vector_size(16)));
+    constexpr int FEW = NW_BYTES / 16, LAST = 16 / sizeof(A);
+    Few few[FEW];
+    memcpy(few, &v, sizeof v);
+    for (int half = FEW / 2; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) few[i] += few[i + half];
+    double sum = one;
+    for (int i = 0; i < LAST; ++i) sum += few[0][i];
+    return sum;
+  }
+};
 
 struct ChunkMoments {
   double mean, squares;
@@ -128,17 +142,17 @@ struct ChunkMoments {
 template <class T, bool MASKED>
 NW_INLINE ChunkMoments measure_chunk(const T* x, const uint8_t* real, int64_t n, Acc<T> count) {
   using A = Acc<T>;
-  Sum<A> sum, rest, squares;
+  Total<A> sum, rest, squares;
   along<A, IN_PAIRS<T>>(
       n, [&](auto at) NW_ALWAYS { sum.of(at) = sum.of(at) + where_real<MASKED>(read(x, at), real, at); });
-  const A mean = total_of(sum) / count;
+  const A mean = (A)(sum.value() / count);
   along<A, IN_PAIRS<T>>(n, [&](auto at) NW_ALWAYS {
     const auto c = where_real<MASKED>(read(x, at) - mean, real, at);
     rest.of(at) = rest.of(at) + c;
     squares.of(at) = fma(c, c, squares.of(at));
   });
-  const double left = total_of(rest);
-  return {mean + left / count, total_of(squares) - left * left / count};
+  const double left = rest.value();
+  return {mean + left / count, squares.value() - left * left / count};
 }
 
 // Adds the moments of `count` elements to those of `before`.
@@ -207,14 +221,14 @@ void sum_planes(const BatchSums& a, int64_t begin, int64_t end) {
           const int64_t start = (n * b.channels + c) * b.inner + from;
           const T *x = (const T*)a.x + start, *dy = (const T*)a.dy + start;
           const uint8_t* real = MASKED ? b.real + n * b.inner + from : nullptr;
-          Sum<A> sum, dot;
+          Total<A> sum, dot;
           along<A, IN_PAIRS<T>>(least(CHUNK, last - from), [&](auto at) NW_ALWAYS {
             const auto d = where_real<MASKED>(read(dy, at), real, at);
             sum.of(at) = sum.of(at) + d;
             dot.of(at) = fma(d, where_real<MASKED>(read(x, at) - mean, real, at), dot.of(at));
           });
-          sums[c] += total_of(sum);
-          dots[c] += total_of(dot);
+          sums[c] += sum.value();
+          dots[c] += dot.value();
         }
       }
     }
