@@ -227,7 +227,8 @@ NW_INLINE A root_share(A rstd, A eps, int64_t code) {
 }
 
 // dx = rstd * (g - xhat * mean(g * xhat) - mean(g)), g = dy * gain; the last mean only of centred norms. The factor
-// rstd goes into the two means once a row, so that g, the largest term, is rounded as a product and in the last sum.
+// rstd goes into the mean of g * xhat once a row, so that g, the largest term, is rounded seldom; from the other mean
+// it is kept apart, so that equal g cancel exactly however large rstd is.
 template <class X, class D, bool CENTER, bool SUM, int WEIGHTS>
 NW_INLINE void backward_row(
     const D* dy, const X* x, const X* dsum, X* dx, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n,
@@ -241,15 +242,15 @@ NW_INLINE void backward_row(
     dots.of(at) = fma(g, hat * rstd, dots.of(at));
     if constexpr (CENTER) sums.of(at) = sums.of(at) + g;
   });
-  const A along_hat = -dots.total() * share * rstd, level = CENTER ? -(sums.total() / (A)n) * rstd : (A)0;
+  const A along_hat = -dots.total() * share * rstd, level = CENTER ? sums.total() / (A)n : (A)0;
   along<A, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
     const auto d = read(dy, at);
     auto hat = read(x, at);
     if constexpr (CENTER) hat = hat - mean;
     hat = hat * rstd;
-    auto rest = hat * along_hat;
-    if constexpr (CENTER) rest = fma(hat, along_hat, level);
-    auto g = fma(d * read(gain, at), rstd, rest);
+    auto g = d * read(gain, at);
+    if constexpr (CENTER) g = g - level;
+    g = fma(g, rstd, hat * along_hat);
     if constexpr (SUM) g = g + read(dsum, at);
     write(dx, at, g);
     if constexpr (WEIGHTS > 0) write(dgain, at, fma(d, hat, read(dgain, at)));
@@ -340,20 +341,46 @@ void rows_backward(const RowsBackward& a, int64_t begin, int64_t end) {
 
 // -- gains and their gradients ------------------------------------------------------------------------
 
+// What writes pairs relies on NaN without a payload in its lower half.
+template <class A>
+NW_INLINE Lot<A> plain_nan(Lot<A> a) {
+  NW_EACH {
+    const auto number = a.v[k] == a.v[k];
+    a.v[k] = (V<A>)((number & (decltype(number))a.v[k]) | (~number & (decltype(number))splat((A)__builtin_nan(""))));
+  }
+  return a;
+}
+template <class V>
+NW_INLINE V plain_nan(V v) {
+  return v;  // what is left of a row is not read in pairs
+}
+
 template <class T>
 void widen_weight(const Widen& a) {
   using A = Acc<T>;
   const T* from = (const T*)a.from;
   A* to = (A*)a.to;
-  for (int64_t i = 0; i < a.size; ++i) {
-    A value = from ? load1(from + (a.repeat ? 0 : i)) : (A)1;
-    if (from && a.offset != 0) {
-      value = (A)a.offset + value;
-      if (a.round) value = rounded(value, T{});
-    }
-    if (a.paired && value != value) value = __builtin_nanf("");  // what writes pairs relies on it
-    to[position(i, a.size, a.paired)] = value;
+  const auto shifted = [&](auto value) NW_ALWAYS {
+    if (a.offset == 0) return value;  // -0 stays -0
+    value = value + (A)a.offset;
+    return a.round ? rounded(value, T{}) : value;
+  };
+  if (!from || a.repeat) {
+    const A value = from ? shifted(load1(from)) : (A)1;
+    for (int64_t i = 0; i < a.size; ++i) to[i] = value == value ? value : (A)__builtin_nan("");
+    return;
   }
+  const auto copy = [&](auto at) NW_ALWAYS { write(to, at, plain_nan(shifted(read(from, at)))); };
+  if constexpr (__is_same(T, Bf16))
+    a.paired ? along<A, true>(a.size, copy) : along<A, false>(a.size, copy);
+  else if (!a.paired)
+    along<A, false>(a.size, copy);
+  else  // float32 beside rows of bfloat16
+    for (int64_t lot = 0; lot < a.size; lot += BLOCK<A>)
+      for (int64_t i = lot; i < least(lot + BLOCK<A>, a.size); ++i) {
+        const A value = shifted(load1(from + i));
+        to[lot + position(i - lot, least(BLOCK<A>, a.size - lot), true)] = value == value ? value : (A)__builtin_nan("");
+      }
 }
 
 template <class T>
