@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -51,8 +52,9 @@ def _spec_of(eps: float, ndim: int, channel: int) -> NormSpec:
     return spec
 
 
+@cache
 def instance_spec(eps: float, ndim: int) -> NormSpec:
-    """Return the spec of an instance norm on [N, C, *]."""
+    """Return the spec of an instance norm on [N, C, *], the same object each time."""
     return NormSpec(
         scope=Scope.INSTANCE,
         axes=tuple(range(2 - ndim, 0)),
@@ -282,7 +284,8 @@ def instance_norm(
             f"{who} cannot take a variance of one value per sample and channel, given shape {list(input.shape)}; "
             "use a larger input, or batch_norm()"
         )
+    if running_mean is None:
+        return kernels.forward(spec, input, weight, bias, real)
     y, found = kernels.forward_and_moments(spec, input, weight, bias, real)
-    if running_mean is not None:
-        update_running(running_mean, running_var, *_over_samples(found, input), momentum)
+    update_running(running_mean, running_var, *_over_samples(found, input), momentum)
     return y

@@ -18,7 +18,9 @@ import torch
 
 from normwise.kernels import eager
 from normwise.kernels._batch import BatchPlan, batch_plan
+from normwise.kernels._channel import channel_plan
 from normwise.kernels._gated import gated_plan
+from normwise.kernels._group import group_plan
 from normwise.kernels._plans import Plan, RowPlan, row_plan
 from normwise.kernels.eager import Moments
 from normwise.spec import NormSpec
@@ -65,7 +67,7 @@ def instructions() -> str:
 
 
 # One function a family of norms: its plan for a spec, a reason, or None where the spec is not of the family.
-FAMILIES = (gated_plan, row_plan, batch_plan)
+FAMILIES = (gated_plan, row_plan, batch_plan, group_plan, channel_plan)
 _PLANS: dict[int, tuple[NormSpec, Plan | str]] = {}
 
 
