@@ -43,7 +43,7 @@ class _NormChannels(torch.autograd.Function):
         if torch.is_grad_enabled():
             rows, upstream = x.movedim(axis, -1), grads[0].movedim(axis, -1)
             dx, *others = _differentiable(upstream, None, rows, weight, x.shape[axis], code, eps, offset, wanted)
-            return None if dx is None else dx.movedim(-1, axis), *others, None, None, None, None
+            return None if dx is None else dx.movedim(-1, axis).contiguous(), *others, None, None, None, None
         needs = wanted[0] + 2 * wanted[1] + 4 * wanted[2]
         found = ops.norm_channels_backward.default(grads[0], x, stats, weight, axis, code, eps, offset, needs)
         return *(each if needed else None for each, needed in zip(found, wanted, strict=True)), None, None, None, None

@@ -137,14 +137,16 @@ void forward_groups(const Groups& a, int stages, int64_t row, int64_t begin, int
     found = settle(a, row, n, found.pivot, sum, squares, element);
   }
   if (stages & FINISH)
-    for (int64_t chunk = end; chunk-- > begin;)  // back to front: what was read last is still in the cache
-      by_channel(a.length, chunk * CHUNK, least((chunk + 1) * CHUNK, n), [&](int64_t channel, int64_t from, int64_t to) NW_ALWAYS {
+    by_channel(a.length, begin * CHUNK, least(end * CHUNK, n), [&](int64_t channel, int64_t from, int64_t to)
+                                                                   NW_ALWAYS {
       const A scale = clean(found.rstd * ((const A*)a.gain)[first + channel]);
       const A shift = clean((a.bias ? ((const A*)a.bias)[first + channel] : (A)0) - found.rest * scale);
       const A power = found.power, minus = -found.pivot;
       const T* in = x + from;
       T* out = y + from;
-      along<A, PAIRS>(to - from, [&](auto at) NW_ALWAYS { write(out, at, fma(fma(read(in, at), power, minus), scale, shift)); });
+      along<A, PAIRS>(to - from, [&](auto at) NW_ALWAYS {
+        write(out, at, fma(fma(read(in, at), power, minus), scale, shift));
+      });
     });
 }
 
@@ -175,15 +177,14 @@ void backward_groups(const Groups& a, int stages, int64_t row, int64_t begin, in
   const A pivot = stats[0], rest = stats[stride], rstd = stats[2 * stride];
   Slopes<A>& slopes = *(Slopes<A>*)scratch;
   double* sums = (double*)scratch + 4;
-  const auto each = [&](bool back, auto body) NW_ALWAYS {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t chunk = back ? begin + end - 1 - i : i;
+  const auto each = [&](auto body) NW_ALWAYS {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
       const int64_t channel = chunk / pieces, piece = chunk % pieces * CHUNK;
       body(chunk, channel, channel * a.length + piece, least(CHUNK, a.length - piece));
     }
   };
   if (stages & MEASURE)
-    each(false, [&](int64_t chunk, int64_t, int64_t from, int64_t count) NW_ALWAYS {
+    each([&](int64_t chunk, int64_t, int64_t from, int64_t count) NW_ALWAYS {
       Sum<A> sum, dots;
       const T *in = x + from, *up = dy + from;
       along<A, PAIRS>(count, [&](auto at) NW_ALWAYS {
@@ -208,8 +209,9 @@ void backward_groups(const Groups& a, int stages, int64_t row, int64_t begin, in
     slopes = slopes_of(rest, rstd, along_hat, level, n);
   }
   if (stages & FINISH)
-    each(true, [&](int64_t, int64_t channel, int64_t from, int64_t count) NW_ALWAYS {
-      const A by_dy = clean(gain[channel] * slopes.scale), by_hat = clean(slopes.by_hat), constant = clean(slopes.constant);
+    each([&](int64_t, int64_t channel, int64_t from, int64_t count) NW_ALWAYS {
+      const A by_dy = clean(gain[channel] * slopes.scale), by_hat = clean(slopes.by_hat);
+      const A constant = clean(slopes.constant);
       const T *in = x + from, *up = dy + from;
       T* out = dx + from;
       along<A, PAIRS>(count, [&](auto at) NW_ALWAYS {
@@ -238,16 +240,19 @@ struct Last {
   }
 };
 
-template <int N>
-struct Count {
-  static constexpr int COUNT = N;
-};
+// Whether pivots are so near 0, in standard deviations, that they may be multiplied out: sums and outputs then lose
+// less than two bits, and vectors of pivots need not be read beside the input.
+template <class A>
+NW_INLINE bool is_near(A pivot, A rstd) {
+  return magnitude(pivot) * rstd <= (A)2 && rstd > (A)0x1p-50;  // and the square of rstd must not vanish
+}
 
-// body(position, how many) for positions begin to end, four at a time where there are as many.
-template <class Body>
-NW_INLINE void by_fours(int64_t begin, int64_t end, Body body) {
-  for (; begin + 4 <= end; begin += 4) body(begin, Count<4>{});
-  for (; begin < end; ++begin) body(begin, Count<1>{});
+template <class A>
+NW_INLINE bool are_near(const Groups& a, const Last<A>& l) {
+  bool near = true;
+  for (int64_t group = 0; group < a.groups; ++group)
+    near = near && l.groups[group].power == 1 && is_near(l.groups[group].pivot, l.groups[group].rstd);
+  return near;
 }
 
 // The sums of each channel over all chunks, in their order.
@@ -265,56 +270,62 @@ void forward_groups_last(const Groups& a, int stages, int64_t sample, int64_t be
   const T* x = (const T*)a.x + sample * channels * a.length;
   T* y = (T*)a.out + sample * channels * a.length;
   const Last<A> l(a, scratch);
+  const auto element_of = [&](int64_t group) NW_ALWAYS {
+    return [=](int64_t i) NW_ALWAYS { return load1(x + i % a.length * channels + group * width + i / a.length); };
+  };
   if (stages & PREPARE)
     for (int64_t group = 0; group < a.groups; ++group) {
-      const auto element = [&](int64_t i) NW_ALWAYS { return load1(x + i % a.length * channels + group * width + i / a.length); };
-      l.groups[group].pivot = pivot_of(n, element);
+      l.groups[group].pivot = pivot_of(n, element_of(group));
       for (int64_t c = group * width; c < (group + 1) * width; ++c) l.pivot[c] = l.groups[group].pivot;
     }
   if (stages & MEASURE)
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       A *sum = l.chunks + 2 * channels * chunk, *squares = sum + channels;
       for (int64_t i = 0; i < 2 * channels; ++i) sum[i] = 0;
-      by_fours(chunk * step, least((chunk + 1) * step, a.length), [&](int64_t position, auto some) NW_ALWAYS {
+      const int64_t last = least((chunk + 1) * step, a.length);
+      for (int64_t position = chunk * step; position < last; ++position) {
         const T* from = x + position * channels;
         along<A, false>(channels, [&](auto at) NW_ALWAYS {
-          const auto pivot = read(l.pivot, at);
-          auto s = read(sum, at), q = read(squares, at);
-          _Pragma("GCC unroll 4") for (int k = 0; k < some.COUNT; ++k) {
-            const auto v = read(from + k * channels, at) - pivot;
-            s = s + v;
-            q = fma(v, v, q);
-          }
-          write(sum, at, s);
-          write(squares, at, q);
+          const auto v = read(from, at) - read(l.pivot, at);
+          write(sum, at, read(sum, at) + v);
+          write(squares, at, fma(v, v, read(squares, at)));
         });
-      });
+      }
     }
   if (stages & SETTLE) {
     total_chunks(a, l, chunks_of(a, true, false));
     for (int64_t group = 0; group < a.groups; ++group) {
-      const auto element = [&](int64_t i) NW_ALWAYS { return load1(x + i % a.length * channels + group * width + i / a.length); };
       double sum = 0, squares = 0;
       for (int64_t c = group * width; c < (group + 1) * width; ++c) sum += l.sums[c], squares += l.sums[channels + c];
-      const Settled<A> found =
-          settle(a, sample * a.groups + group, n, l.groups[group].pivot, sum, squares, element);
-      for (int64_t c = group * width; c < (group + 1) * width; ++c) {
-        l.pivot[c] = -found.pivot, l.power[c] = found.power;
-        l.scale[c] = found.rstd * ((const A*)a.gain)[c];
-        l.shift[c] = (a.bias ? ((const A*)a.bias)[c] : (A)0) - found.rest * l.scale[c];
-      }
+      l.groups[group] =
+          settle(a, sample * a.groups + group, n, l.groups[group].pivot, sum, squares, element_of(group));
+    }
+    const bool near = are_near(a, l);
+    for (int64_t c = 0; c < channels; ++c) {
+      const Settled<A> found = l.groups[c / width];
+      const A scale = found.rstd * ((const A*)a.gain)[c];
+      const double rest = near ? (double)found.rest + (double)found.pivot : (double)found.rest;
+      l.pivot[c] = -found.pivot, l.power[c] = found.power, l.scale[c] = scale;
+      l.shift[c] = (A)((a.bias ? (double)((const A*)a.bias)[c] : 0.0) - rest * (double)scale);
     }
   }
-  if (stages & FINISH)
-    for (int64_t chunk = end; chunk-- > begin;) by_fours(chunk * step, least((chunk + 1) * step, a.length), [&](int64_t position, auto some) NW_ALWAYS {
+  if (stages & FINISH) {
+    const bool near = are_near(a, l);
+    const int64_t last = least(end * step, a.length);
+    for (int64_t position = begin * step; position < last; ++position) {
       const T* from = x + position * channels;
       T* to = y + position * channels;
-      along<A, false>(channels, [&](auto at) NW_ALWAYS {
-        const auto minus = read(l.pivot, at), power = read(l.power, at), scale = read(l.scale, at), shift = read(l.shift, at);
-        _Pragma("GCC unroll 4") for (int k = 0; k < some.COUNT; ++k)
-          write(to + k * channels, at, fma(fma(read(from + k * channels, at), power, minus), scale, shift));
-      });
-    });
+      if (near)
+        along<A, false>(channels, [&](auto at) NW_ALWAYS {
+          write(to, at, fma(read(from, at), read(l.scale, at), read(l.shift, at)));
+        });
+      else
+        along<A, false>(channels, [&](auto at) NW_ALWAYS {
+          const auto v = fma(read(from, at), read(l.power, at), read(l.pivot, at));
+          write(to, at, fma(v, read(l.scale, at), read(l.shift, at)));
+        });
+    }
+  }
 }
 
 template <class T>
@@ -327,56 +338,66 @@ void backward_groups_last(const Groups& a, int stages, int64_t sample, int64_t b
   const A *gain = (const A*)a.gain, *stats = (const A*)a.stats + sample * a.groups;
   const Last<A> l(a, scratch);
   A *const rstd = l.power, *const by_hat = l.scale, *const by_dy = l.shift;
+  bool near = true;
+  for (int64_t group = 0; group < a.groups; ++group) near = near && is_near(stats[group], stats[2 * stride + group]);
   if (stages & PREPARE)
     for (int64_t c = 0; c < channels; ++c) l.pivot[c] = stats[c / width], rstd[c] = stats[2 * stride + c / width];
   if (stages & MEASURE)
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       A *sum = l.chunks + 2 * channels * chunk, *dots = sum + channels;
       for (int64_t i = 0; i < 2 * channels; ++i) sum[i] = 0;
-      by_fours(chunk * step, least((chunk + 1) * step, a.length), [&](int64_t position, auto some) NW_ALWAYS {
+      const int64_t last = least((chunk + 1) * step, a.length);
+      for (int64_t position = chunk * step; position < last; ++position) {
         const T *in = x + position * channels, *up = dy + position * channels;
-        along<A, false>(channels, [&](auto at) NW_ALWAYS {
-          const auto pivot = read(l.pivot, at), factor = read(rstd, at);
-          auto s = read(sum, at), q = read(dots, at);
-          _Pragma("GCC unroll 4") for (int k = 0; k < some.COUNT; ++k) {
-            const auto d = read(up + k * channels, at);
-            s = s + d;
-            q = fma(d, (read(in + k * channels, at) - pivot) * factor, q);
-          }
-          write(sum, at, s);
-          write(dots, at, q);
-        });
-      });
+        const auto add = [&](auto d, auto hat, auto at) NW_ALWAYS {
+          write(sum, at, read(sum, at) + d);
+          write(dots, at, fma(d, hat, read(dots, at)));
+        };
+        if (near)
+          along<A, false>(channels, [&](auto at) NW_ALWAYS { add(read(up, at), read(in, at), at); });
+        else
+          along<A, false>(channels, [&](auto at) NW_ALWAYS {
+            add(read(up, at), (read(in, at) - read(l.pivot, at)) * read(rstd, at), at);
+          });
+      }
     }
   if (stages & SETTLE) {
     total_chunks(a, l, chunks_of(a, true, true));
     for (int64_t group = 0; group < a.groups; ++group) {
-      const A rest = stats[stride + group], r = stats[2 * stride + group];
+      const A pivot = stats[group], rest = stats[stride + group], r = stats[2 * stride + group];
       double level = 0, along_hat = 0;
       for (int64_t c = group * width; c < (group + 1) * width; ++c) {
-        const double sum = l.sums[c], dots = l.sums[channels + c] - (double)(rest * r) * sum;
+        const double sum = l.sums[c], raw = l.sums[channels + c];
+        const double dots = near ? (raw - ((double)pivot + (double)rest) * sum) * (double)r
+                                 : raw - (double)(rest * r) * sum;
         level += sum * (double)gain[c], along_hat += dots * (double)gain[c];
         if (a.dgain) ((A*)a.dgain)[sample * channels + c] = (A)dots;
         if (a.dbias) ((A*)a.dbias)[sample * channels + c] = (A)sum;
       }
       const Slopes<A> slopes = slopes_of(rest, r, along_hat, level, n);
-      for (int64_t c = group * width; c < (group + 1) * width; ++c)
-        by_hat[c] = slopes.by_hat, l.constant[c] = slopes.constant, by_dy[c] = gain[c] * slopes.scale;
+      for (int64_t c = group * width; c < (group + 1) * width; ++c) {
+        by_dy[c] = gain[c] * slopes.scale;
+        by_hat[c] = near ? slopes.by_hat * r : slopes.by_hat;
+        l.constant[c] = near ? slopes.constant - pivot * by_hat[c] : slopes.constant;
+      }
     }
   }
-  if (stages & FINISH)
-    for (int64_t chunk = end; chunk-- > begin;) by_fours(chunk * step, least((chunk + 1) * step, a.length), [&](int64_t position, auto some) NW_ALWAYS {
+  if (stages & FINISH) {
+    const int64_t last = least(end * step, a.length);
+    for (int64_t position = begin * step; position < last; ++position) {
       const T *in = x + position * channels, *up = dy + position * channels;
       T* to = dx + position * channels;
-      along<A, false>(channels, [&](auto at) NW_ALWAYS {
-        const auto pivot = read(l.pivot, at), factor = read(rstd, at), slope = read(by_hat, at);
-        const auto own = read(by_dy, at), constant = read(l.constant, at);
-        _Pragma("GCC unroll 4") for (int k = 0; k < some.COUNT; ++k) {
-          const auto hat = (read(in + k * channels, at) - pivot) * factor;
-          write(to + k * channels, at, fma(hat, slope, fma(read(up + k * channels, at), own, constant)));
-        }
-      });
-    });
+      const auto add = [&](auto hat, auto at) NW_ALWAYS {
+        write(to, at, fma(hat, read(by_hat, at), fma(read(up, at), read(by_dy, at), read(l.constant, at))));
+      };
+      if (near)
+        along<A, false>(channels, [&](auto at) NW_ALWAYS { add(read(in, at), at); });
+      else
+        along<A, false>(channels, [&](auto at) NW_ALWAYS {
+          add((read(in, at) - read(l.pivot, at)) * read(rstd, at), at);
+        });
+    }
+  }
 }
 
 }  // namespace normwise::NW_ISA

@@ -53,6 +53,11 @@ Work cut(const Sizes& sizes, Dtype sums, int64_t buffers, int64_t code, double e
   return work;
 }
 
+template <class Kernel>
+void run(Kernel kernel, const Channels& args, int64_t tiles) {
+  in_parallel(tiles, args.channels * args.tile, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
+
 Tensor forward(
     const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, int64_t axis, int64_t code, double eps,
     double offset, const Tensor* stats) {
@@ -75,7 +80,7 @@ Tensor forward(
   }
   const auto kernel = channel_table().forward[(int)dtype][(int)out];
   STD_TORCH_CHECK(kernel, "normwise: no kernel for this pair of dtypes");
-  in_parallel(tiles, sizes.channels * args.tile, [&, &args = args](int64_t begin, int64_t end) { kernel(args, begin, end); });
+  run(kernel, args, tiles);
   return y;
 }
 
@@ -112,7 +117,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_channels_backward(
     args.x = dense.const_data_ptr(), args.dy = upstream.const_data_ptr(), args.out = dx.mutable_data_ptr();
     args.gain = gain.data(), args.parts = parts.get(), args.mean = kept;
     args.rstd = centers(code) ? kept + sizes.outer * sizes.length * bytes_of(sums) : kept;
-    in_parallel(tiles, channels * args.tile, [&, &args = args](int64_t begin, int64_t end) { kernel(args, begin, end); });
+    run(kernel, args, tiles);
   }
   const auto total = [&, tiles = tiles](bool needed, const char* from) {
     return totalled(x, {from, nullptr, tiles, stride, needed ? channels : 0}, held, channel_table().total);

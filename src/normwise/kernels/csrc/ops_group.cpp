@@ -52,7 +52,8 @@ Tensor laid_as(const Layout& x, const Tensor& dy) {
 // the cache, or, where a few large units would leave threads idle, one stage after the other. The results are the same.
 void in_stages(const Groups& args, bool last, bool backward, GroupStep step) {
   const int64_t per_sample = args.channels * args.length;
-  const int64_t units = last ? args.samples : args.samples * args.groups, size = last ? per_sample : per_sample / args.groups;
+  const int64_t units = last ? args.samples : args.samples * args.groups;
+  const int64_t size = last ? per_sample : per_sample / args.groups;
   const int64_t chunks = chunks_of(args, last, backward), bytes = scratch_of(args, last, chunks);
   const int64_t threads = torch::stable::get_num_threads();
   if (threads == 1 || units >= 4 * threads || units % threads == 0 || size < 2 * GRAIN) {
