@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import torch
 
 from normwise import kernels
 from normwise.functional._checks import check_channels, check_floating, check_parameter
+from normwise.functional._hidden import _kept, made
 from normwise.functional.masks import as_mask
 from normwise.kernels import Moments
 from normwise.kernels._calls import refusal_of_call
@@ -37,22 +37,13 @@ def batch_spec(spec: NormSpec, ndim: int, channel_dim: int) -> NormSpec:
     return spec if spec.axes == axes else replace(spec, axes=axes)
 
 
-_SPECS: dict[tuple[float, int, int], NormSpec] = {}
-
-
+@_kept
 def _spec_of(eps: float, ndim: int, channel: int) -> NormSpec:
     """Return the spec of a batch norm, the same object each time: making one takes longer than a small batch."""
-    if torch.compiler.is_compiling():
-        return batch_spec(replace(BATCH, eps=eps), ndim, channel)
-    spec = _SPECS.get((eps, ndim, channel))
-    if spec is None:
-        if len(_SPECS) >= 1024:
-            _SPECS.clear()
-        spec = _SPECS[eps, ndim, channel] = batch_spec(replace(BATCH, eps=eps), ndim, channel)
-    return spec
+    return batch_spec(replace(BATCH, eps=eps), ndim, channel)
 
 
-@cache
+@_kept
 def instance_spec(eps: float, ndim: int) -> NormSpec:
     """Return the spec of an instance norm on [N, C, *], the same object each time."""
     return NormSpec(
@@ -119,7 +110,7 @@ def batch_norm(
     channels = input.shape[channel_dim] if -input.ndim <= channel_dim < input.ndim else 0
     check_channels(input, channel_dim, channels, who)
     _check_parameters(channels, who, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
-    spec = _spec_of(eps, input.ndim, channel_dim % input.ndim)
+    spec = made(_spec_of, eps, input.ndim, channel_dim % input.ndim)
     real = as_mask(input, mask, lengths, channel_dim, who)
     if not training:
         if running_mean is None or running_var is None:
@@ -269,7 +260,7 @@ def instance_norm(
     channels = input.shape[1]
     _check_parameters(channels, who, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     real = as_mask(input, mask, lengths, 1, who)
-    spec = instance_spec(eps, input.ndim)
+    spec = made(instance_spec, eps, input.ndim)
     if not use_input_stats:
         if running_mean is None or running_var is None:
             raise ValueError(

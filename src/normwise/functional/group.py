@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
 from normwise import kernels
 from normwise.functional._checks import check_floating, check_groups, check_parameter
+from normwise.functional._hidden import _kept, made
 from normwise.functional.masks import as_mask
 from normwise.spec import NormSpec, Scope, Statistic
 
 __all__ = ["group_norm", "group_spec"]
 
 
-@cache
+@_kept
 def group_spec(num_groups: int, eps: float, ndim: int) -> NormSpec:
     """Return the spec of a group norm on [N, C, *] of ``ndim`` axes, the same object each time."""
     return NormSpec(
@@ -70,4 +69,4 @@ def group_norm(
     check_parameter(weight, (channels,), "weight", who)
     check_parameter(bias, (channels,), "bias", who)
     real = as_mask(input, mask, lengths, 1, who)
-    return kernels.forward(group_spec(num_groups, eps, input.ndim), input, weight, bias, real)
+    return kernels.forward(made(group_spec, num_groups, eps, input.ndim), input, weight, bias, real)

@@ -10,10 +10,10 @@ import torch
 from normwise.kernels import _ops_channel as _ops_channel
 from normwise.kernels import eager
 from normwise.kernels._autograd import _apply, _differentiable, _recorded
-from normwise.kernels._ops import Code, ops
+from normwise.kernels._ops import ops
 from normwise.kernels._plans import RowPlan, row_plan
 from normwise.kernels.eager import Moments
-from normwise.spec import Cast, Form, NormSpec, Scope, Weight
+from normwise.spec import Form, NormSpec, Scope, Weight
 
 __all__ = ["ChannelPlan", "channel_plan"]
 
@@ -91,10 +91,7 @@ class ChannelPlan:
         rows = x.movedim(axis, -1)
         if rows.is_contiguous():
             return self.row.forward(rows, weight, bias, mask).movedim(-1, axis)
-        spec, code = self.row.spec, self.row.code
-        if spec.cast is Cast.TO_WEIGHT and weight is not None and weight.dtype is x.dtype:
-            code |= Code.ROUND_BEFORE_WEIGHT
-        norm = (axis, code, self.row._eps(x.dtype), spec.weight_offset)
+        norm = (axis, self.row.code_of(x, weight), self.row.eps_of(x), self.row.spec.weight_offset)
         if _recorded(x, weight, bias):
             return _apply(_NormChannels, x, weight, bias, *norm)
         return ops.norm_channels.default(x, weight, bias, *norm)
