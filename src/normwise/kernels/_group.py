@@ -36,7 +36,7 @@ class _NormGroups(torch.autograd.Function):
         variance: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         y, stats = ops.norm_groups_saving.default(x, weight, bias, groups, code, eps, offset, variance)
-        ctx.save_for_backward(x, stats, weight)
+        ctx.save_for_backward(x, stats[:3], weight)  # a recomputed pass may not ask for the variance
         ctx.mark_non_differentiable(stats)
         ctx.set_materialize_grads(False)
         ctx.norm = (groups, code, eps, offset)

@@ -11,23 +11,33 @@
 
 namespace normwise::NW_ISA {
 
-// sums[p] = the sum of term(c, place) over channels: four at a time, in runs of RUN, which keeps the error small.
+// sums[p] = the sum of term(c, place) over channels, in the order of torch's sum over such an axis: runs of 16 or
+// more, added up in levels, as in sums.h. `levels` holds three more rows of `tile` numbers.
 template <class A, class Term>
-NW_INLINE void sum_channels(int64_t channels, int64_t positions, A* sums, A* run, Term term) {
-  constexpr int64_t RUN = 64;
-  for (int64_t p = 0; p < positions; ++p) sums[p] = 0;
-  for (int64_t from = 0; from < channels; from += RUN) {
-    const int64_t end = least(from + RUN, channels);
-    int64_t c = from;
-    for (int64_t p = 0; p < positions; ++p) run[p] = 0;
+NW_INLINE void sum_channels(int64_t channels, int64_t positions, int64_t tile, A* sums, A* levels, Term term) {
+  const int64_t power = most(4, ceil_log2(channels) / 4), step = (int64_t)1 << power, mask = step - 1;
+  const auto carry = [&](A* to, A* from) NW_ALWAYS {
+    for (int64_t p = 0; p < positions; ++p) to[p] += from[p], from[p] = 0;
+  };
+  for (int64_t p = 0; p < positions; ++p) sums[p] = levels[p] = levels[tile + p] = levels[2 * tile + p] = 0;
+  int64_t c = 0;
+  while (c < channels) {
+    const int64_t end = least(c + step, channels);
+    const bool whole = c + step <= channels;
     for (; c + 4 <= end; c += 4)
       along<A, false>(positions, [&](auto at) NW_ALWAYS {
-        write(run, at, read(run, at) + ((term(c, at) + term(c + 1, at)) + (term(c + 2, at) + term(c + 3, at))));
+        write(sums, at, (((read(sums, at) + term(c, at)) + term(c + 1, at)) + term(c + 2, at)) + term(c + 3, at));
       });
     for (; c < end; ++c)
-      along<A, false>(positions, [&](auto at) NW_ALWAYS { write(run, at, read(run, at) + term(c, at)); });
-    for (int64_t p = 0; p < positions; ++p) sums[p] += run[p];
+      along<A, false>(positions, [&](auto at) NW_ALWAYS { write(sums, at, read(sums, at) + term(c, at)); });
+    if (!whole) break;
+    carry(levels, sums);
+    if (c & (mask << power)) continue;
+    carry(levels + tile, levels);
+    if (c & (mask << (2 * power))) continue;
+    carry(levels + 2 * tile, levels + tile);
   }
+  for (int level = 0; level < 3; ++level) carry(sums, levels + level * tile);
 }
 
 // One position of the buffer that is too large for its squares: scaled by a power of two in place, as rows are.
@@ -54,13 +64,13 @@ void forward_channels(const Channels& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
   const int64_t tiles = (a.length + a.tile - 1) / a.tile, channels = a.channels, tile = a.tile;
   const A *gain = (const A*)a.gain, *bias = (const A*)a.bias;
-  A* const buffer = new A[(channels + 4) * tile];
-  A *mean = buffer + channels * tile, *square = mean + tile, *run = square + tile, *rstd = run + tile;
+  A* const buffer = new A[(channels + 6) * tile];
+  A *mean = buffer + channels * tile, *square = mean + tile, *by = square + tile, *levels = by + tile;
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t outer = unit / tiles, from = unit % tiles * tile, positions = least(tile, a.length - from);
     const T* x = (const T*)a.x + outer * channels * a.length + from;
     Out* y = (Out*)a.out + outer * channels * a.length + from;
-    sum_channels(channels, positions, CENTER ? mean : square, run, [&](int64_t c, auto at) NW_ALWAYS {
+    sum_channels(channels, positions, tile, CENTER ? mean : square, levels, [&](int64_t c, auto at) NW_ALWAYS {
       const auto v = read(x + c * a.length, at);
       write(buffer + c * tile, at, v);
       if constexpr (CENTER)
@@ -70,7 +80,7 @@ void forward_channels(const Channels& a, int64_t begin, int64_t end) {
     });
     for (int64_t p = 0; p < positions; ++p) mean[p] = CENTER ? mean[p] / (A)channels : (A)0;
     if constexpr (CENTER)
-      sum_channels(channels, positions, square, run, [&](int64_t c, auto at) NW_ALWAYS {
+      sum_channels(channels, positions, tile, square, levels, [&](int64_t c, auto at) NW_ALWAYS {
         const auto v = read(buffer + c * tile, at) - read(mean, at);
         return v * v;
       });
@@ -80,21 +90,28 @@ void forward_channels(const Channels& a, int64_t begin, int64_t end) {
       A statistic = (a.code & KIND) == L2 ? square[p] : square[p] / (A)channels, power = 1;
       if (__builtin_expect(!(square[p] < Range<A>::SQUARES && magnitude(mean[p]) < Range<A>::MEAN), 0))
         power = scale_position(a, buffer + p, mean[p], statistic);
-      rstd[p] = (A)1 / root_of(statistic, (A)a.eps, a.code);
-      if (kept) kept[p] = rstd[p] * power;
+      const A divisor = root_of(statistic, (A)a.eps, a.code);
+      if (kept) kept[p] = (A)1 / divisor * power;
+      by[p] = a.code & DIVIDE ? divisor : (A)1 / divisor;
       if (kept_mean) kept_mean[p] = mean[p] / power;
     }
     for (int64_t c = 0; c < channels; ++c) {
       const A own = gain[c], shift = bias ? bias[c] : (A)0;
       const A* in = buffer + c * tile;
       Out* out = y + c * a.length;
-      along<A, false>(positions, [&](auto at) NW_ALWAYS {
-        auto v = read(in, at);
-        if constexpr (CENTER) v = v - read(mean, at);
-        v = v * read(rstd, at);
+      const auto finish = [&](auto v, auto at) NW_ALWAYS {
         if constexpr (ROUND) v = rounded(v, T{});
         write(out, at, v * own + shift);
-      });
+      };
+      const auto numerator = [&](auto at) NW_ALWAYS {
+        auto v = read(in, at);
+        if constexpr (CENTER) v = v - read(mean, at);
+        return v;
+      };
+      if (a.code & DIVIDE)
+        along<A, false>(positions, [&](auto at) NW_ALWAYS { finish(numerator(at) / read(by, at), at); });
+      else
+        along<A, false>(positions, [&](auto at) NW_ALWAYS { finish(numerator(at) * read(by, at), at); });
     }
   }
   delete[] buffer;
