@@ -14,7 +14,7 @@ from normwise import kernels
 from normwise.functional.hidden import LAYER, RMS
 from normwise.kernels import cpu
 from normwise.layers import ChannelLayerNorm
-from normwise.spec import Cast, Form, NormSpec, Statistic
+from normwise.spec import Cast, NormSpec, Statistic
 from tests.kernels.group_cases import DTYPES, as_eager, bits, laid, poisoned, results, threads
 from tests.nearness import worse
 from tests.strategies import seeds
@@ -28,7 +28,6 @@ SPECS = {
     "gemma": NormSpec(weight_offset=1.0),
     "l2": NormSpec(statistic=Statistic.L2, eps=1e-6, eps_inside=False, eps_clamp=True),
     "outside": NormSpec(eps=1e-6, eps_inside=False),
-    "division": replace(LAYER, form=Form.DIVISION),
 }
 
 
@@ -172,7 +171,7 @@ def test_what_is_left_to_eager_says_why() -> None:
     assert "residual" in kernels.refusals(spec, x, weight, bias, residual=x)["cpu"]
     assert "shape" in kernels.refusals(spec, x, weight[:2], bias[:2])["cpu"]
     assert "axes" in kernels.refusals(spec, x[0, 0], weight, bias)["cpu"]
-    for change in ({"eps": 0.0}, {"form": "welford"}, {"biased": False}, {"weight": "scalar"}):
+    for change in ({"eps": 0.0}, {"form": "welford"}, {"form": "division"}, {"biased": False}, {"weight": "scalar"}):
         assert "cpu" in kernels.refusals(replace(spec, **change), x, weight, bias), change
 
 

@@ -114,6 +114,8 @@ def channel_plan(spec: NormSpec) -> ChannelPlan | str | None:
         return None
     if spec.weight is Weight.SCALAR:
         return "a single gain for all channels is not part of this kernel"
+    if spec.form is Form.DIVISION:  # who writes it out divides, and is compared to the last bit
+        return "a quotient of two rounded numbers over channels is in the eager kernel only"
     # torch has no kernel over such an axis, so the eager kernel too computes what form="torch" asks for in this order
     form = Form.RECIPROCAL if spec.form is Form.TORCH else spec.form
     plan = row_plan(replace(spec, axes=(-1,), form=form))
