@@ -113,6 +113,15 @@ def test_far_rows_do_not_change_their_neighbours(spec: NormSpec, dtype: torch.dt
     assert far_dweight.isfinite().all()
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_equal_upstream_gradients_of_constant_rows_cancel(width: int) -> None:
+    x, dy = torch.full((5, width), 3.0), torch.full((5, width), 1.1)
+    weight = torch.full((width,), 0.7)
+    _, stats = ops.norm_rows_saving.default(x, weight, None, width, 1, 1e-12, 0.0)
+    assert stats[1].min() > 1e5
+    assert ops.norm_rows_backward.default(dy, None, x, stats, weight, width, 1, 1e-12, 0.0, 1)[0].eq(0).all()
+
+
 # -- sums over rows -----------------------------------------------------------------------------------
 
 
