@@ -59,11 +59,17 @@ FAULTS = [
 ]
 
 
+def plant(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every call computed by ``fault``, those too that would take the short way to the operators."""
+    monkeypatch.setattr(kernels, "forward", fault)
+    monkeypatch.setattr(kernels, "attempt", lambda *_: None)
+
+
 @pytest.mark.parametrize(("fault", "what"), FAULTS, ids=lambda each: getattr(each, "__name__", ""))
 def test_a_wrong_kernel_is_refused_and_nothing_is_printed(
     fault: Any, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(kernels, "forward", fault)
+    plant(fault, monkeypatch)
     written = tmp_path / "bench.json"
     assert main(["bench", "norms", "--shape", "64x32", "--dtype", "float32", "-o", str(written)]) == 2
     out, err = capsys.readouterr()
@@ -76,7 +82,7 @@ def test_a_wrong_kernel_is_refused_and_nothing_is_printed(
 
 def test_everything_is_checked_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(kernels, "forward", slightly_off)
+    plant(slightly_off, monkeypatch)
     with pytest.raises(Wrong):
         benchmarks.run("small", shapes=("4x8",), method=ONCE, advance=lambda text, *_: told.append(text))
     assert all(each.startswith("checking ") for each in told)

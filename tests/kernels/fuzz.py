@@ -95,10 +95,13 @@ def check(call: Call) -> str | None:
     if kernels.cpu.refusal(spec, call.x, call.weight, call.bias, None, residual=call.residual) is not None:
         return None
     kept = {name: each.clone() for name, each in vars(call).items() if isinstance(each, torch.Tensor)}
-    answers = []
-    for threads in (1, 3, 8):
-        torch.set_num_threads(threads)
-        answers.append(_run(call, spec))
+    answers, before_us = [], torch.get_num_threads()
+    try:
+        for threads in (1, 3, 8):
+            torch.set_num_threads(threads)
+            answers.append(_run(call, spec))
+    finally:
+        torch.set_num_threads(before_us)
     for name, before in kept.items():
         if not torch.equal(getattr(call, name), before):
             return f"{name} was written to"

@@ -69,6 +69,7 @@ def batch_norm(
     mask: torch.Tensor | None = None,
     lengths: torch.Tensor | None = None,
     channel_dim: int = 1,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Return weight * (x - mean) / sqrt(var + eps) + bias per channel, as ``F.batch_norm``.
 
@@ -89,6 +90,7 @@ def batch_norm(
         mask: bool, True = real, shaped like x without its channel axis or broadcastable to x.
         lengths: real positions of each sample, for sequences padded on the right.
         channel_dim: 1 for [N, C, *], -1 for [B, T, H].
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Raises:
         ValueError: shapes that do not fit; one value per channel while training; no statistics to use.
@@ -119,14 +121,14 @@ def batch_norm(
                 "pass them, or training=True"
             )
         given = running_moments(spec, input, running_mean, running_var)
-        return kernels.forward(spec, input, weight, bias, real, given=given)
+        return kernels.forward(spec, input, weight, bias, real, given=given, kernel=kernel)
     elements = input.numel() // max(channels, 1)
     if elements == 1:
         raise ValueError(
             f"{who} cannot take a variance of one value per channel while training, given shape {list(input.shape)}; "
             "use a larger batch (drop_last=True), or eval mode"
         )
-    y, found = kernels.forward_and_moments(spec, input, weight, bias, real)
+    y, found = kernels.forward_and_moments(spec, input, weight, bias, real, kernel=kernel)
     if running_mean is not None and running_var is not None and not _moved(running_mean, running_var, found, momentum):
         update_running(running_mean, running_var, *per_channel(found), momentum)
     return y
@@ -225,6 +227,7 @@ def instance_norm(
     *,
     mask: torch.Tensor | None = None,
     lengths: torch.Tensor | None = None,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Return weight * (x - mean) / sqrt(var + eps) + bias per sample and channel of [N, C, *], as ``F.instance_norm``.
 
@@ -242,6 +245,7 @@ def instance_norm(
         eps: added to the variance.
         mask: bool, True = real, shaped [N, *] or broadcastable to x.
         lengths: real positions of each sample of [N, C, T].
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     References:
         Ulyanov et al. 2016, arxiv.org/abs/1607.08022
@@ -268,7 +272,7 @@ def instance_norm(
                 "pass them, or use_input_stats=True"
             )
         given = running_moments(batch_spec(spec, input.ndim, 1), input, running_mean, running_var)
-        return kernels.forward(spec, input, weight, bias, real, given=given)
+        return kernels.forward(spec, input, weight, bias, real, given=given, kernel=kernel)
     elements = input.numel() // max(channels * input.shape[0], 1)
     if elements == 1:
         raise ValueError(
@@ -276,7 +280,7 @@ def instance_norm(
             "use a larger input, or batch_norm()"
         )
     if running_mean is None:
-        return kernels.forward(spec, input, weight, bias, real)
-    y, found = kernels.forward_and_moments(spec, input, weight, bias, real)
+        return kernels.forward(spec, input, weight, bias, real, kernel=kernel)
+    y, found = kernels.forward_and_moments(spec, input, weight, bias, real, kernel=kernel)
     update_running(running_mean, running_var, *_over_samples(found, input), momentum)
     return y

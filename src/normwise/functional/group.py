@@ -36,6 +36,7 @@ def group_norm(
     *,
     mask: torch.Tensor | None = None,
     lengths: torch.Tensor | None = None,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Return weight * (x - mean) / sqrt(var + eps) + bias per sample and group of channels, as ``F.group_norm``.
 
@@ -47,6 +48,7 @@ def group_norm(
         eps: added to the variance.
         mask: bool, True = real, shaped [N, *] or broadcastable to x; outputs at padding are 0.
         lengths: real positions of each sample of [N, C, T].
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Raises:
         ValueError: C is not a multiple of ``num_groups``, or shapes do not fit.
@@ -69,4 +71,4 @@ def group_norm(
     check_parameter(weight, (channels,), "weight", who)
     check_parameter(bias, (channels,), "bias", who)
     real = as_mask(input, mask, lengths, 1, who)
-    return kernels.forward(made(group_spec, num_groups, eps, input.ndim), input, weight, bias, real)
+    return kernels.forward(made(group_spec, num_groups, eps, input.ndim), input, weight, bias, real, kernel=kernel)

@@ -10,6 +10,7 @@ import torch
 from normwise.functional._checks import check_channels, check_floating, size_of
 from normwise.functional.batch import BATCH, batch_norm, batch_spec
 from normwise.functional.masks import as_mask
+from normwise.kernels import check_name
 from normwise.layers._norm_module import NormModule
 from normwise.spec import Weight
 
@@ -137,8 +138,10 @@ class BatchModule(StatisticsModule):
         *,
         bias: bool = True,
         channel_dim: int = 1,
+        kernel: str = "auto",
     ) -> None:
         super().__init__()
+        self.kernel = check_name(kernel)
         spec = replace(
             BATCH,
             eps=eps,
@@ -170,7 +173,7 @@ class BatchModule(StatisticsModule):
         self._check(input)
         real = as_mask(input, mask, lengths, self.channel_dim, type(self).__name__)
         arguments = self._arguments(real, input.numel() // self.num_features)
-        return batch_norm(input, *arguments, mask=real, channel_dim=self.channel_dim)
+        return batch_norm(input, *arguments, mask=real, channel_dim=self.channel_dim, kernel=self.kernel)
 
     def _check(self, input: torch.Tensor) -> None:
         who = type(self).__name__

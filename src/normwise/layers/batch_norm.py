@@ -38,6 +38,7 @@ class BatchNorm(BatchModule):
         dtype: of parameters and buffers.
         bias: whether there is a shift.
         channel_dim: axis of the channels.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         any with at least two axes and C channels on ``channel_dim`` -> the same

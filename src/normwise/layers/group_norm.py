@@ -8,7 +8,8 @@ import torch
 
 from normwise.functional._checks import check_channels, check_floating, check_groups, size_of
 from normwise.functional.group import group_norm, group_spec
-from normwise.layers._norm_module import NormModule
+from normwise.kernels import check_name
+from normwise.layers._norm_module import NormModule, told_kernel
 from normwise.spec import Weight
 
 __all__ = ["GroupNorm"]
@@ -28,6 +29,7 @@ class GroupNorm(NormModule):
         device: of the parameters.
         dtype: of the parameters.
         bias: whether there is a shift.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         [N, C, *] -> the same
@@ -56,8 +58,10 @@ class GroupNorm(NormModule):
         dtype: torch.dtype | None = None,
         *,
         bias: bool = True,
+        kernel: str = "auto",
     ) -> None:
         super().__init__()
+        self.kernel = check_name(kernel)
         num_groups = size_of(num_groups, "num_groups", "GroupNorm")
         num_channels = size_of(num_channels, "num_channels", "GroupNorm")
         check_groups(num_groups, num_channels, "num_groups", "GroupNorm")
@@ -82,9 +86,12 @@ class GroupNorm(NormModule):
         """
         check_floating(input, "GroupNorm")
         check_channels(input, 1, self.num_channels, "GroupNorm", "num_channels")
-        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps or 0.0, mask=mask, lengths=lengths)
+        padding = {"mask": mask, "lengths": lengths}
+        return group_norm(
+            input, self.num_groups, self.weight, self.bias, self.eps or 0.0, **padding, kernel=self.kernel
+        )
 
     def extra_repr(self) -> str:
         """Return torch's words."""
         told = f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
-        return f"{told}, bias={self.bias is not None}"
+        return ", ".join([told, f"bias={self.bias is not None}", *told_kernel(self.kernel)])

@@ -9,6 +9,7 @@ import torch
 from normwise.functional._checks import check_channels, check_floating, check_mask
 from normwise.functional.batch import instance_norm, instance_spec
 from normwise.functional.masks import as_mask
+from normwise.kernels import check_name
 from normwise.layers._batch_module import StatisticsModule
 from normwise.spec import Weight
 
@@ -32,8 +33,10 @@ class _InstanceModule(StatisticsModule):
         dtype: torch.dtype | None = None,
         *,
         bias: bool = True,
+        kernel: str = "auto",
     ) -> None:
         super().__init__()
+        self.kernel = check_name(kernel)
         weight = Weight.VECTOR if affine else Weight.NONE
         spec = instance_spec(eps, 2 + self.positions)
         self.spec = replace(spec, bias=affine and bias, weight=weight, running=track_running_stats)
@@ -72,7 +75,7 @@ class _InstanceModule(StatisticsModule):
     def _normalize(self, x: torch.Tensor, mask: torch.Tensor | None, lengths: torch.Tensor | None) -> torch.Tensor:
         real = as_mask(x, mask, lengths, 1, type(self).__name__)
         arguments = self._arguments(real, x.numel() // max(x.shape[0] * self.num_features, 1))
-        return instance_norm(x, *arguments, mask=real)
+        return instance_norm(x, *arguments, mask=real, kernel=self.kernel)
 
 
 class InstanceNorm1d(_InstanceModule):
@@ -92,6 +95,7 @@ class InstanceNorm1d(_InstanceModule):
         device: of parameters and buffers.
         dtype: of parameters and buffers.
         bias: whether there is a shift.
+        kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
 
     Shape:
         [N, C, L] or [C, L] -> the same

@@ -76,7 +76,11 @@ NW_INLINE Settled<A> settle(
   if (a.stats) {
     A* stats = (A*)a.stats + group;
     const int64_t stride = a.samples * a.groups;
-    stats[0] = pivot / power, stats[stride] = (A)rest / power, stats[2 * stride] = rstd * power;
+    // x - pivot could overflow in the backward pass of a large group: its mean is kept whole
+    const bool large = power != 1;
+    stats[0] = large ? (A)0 : pivot;
+    stats[stride] = large ? pivot / power + (A)rest / power : (A)rest;
+    stats[2 * stride] = rstd * power;
     if (a.variance) stats[3 * stride] = (A)variance / power / power;
   }
   return {pivot, (A)rest, rstd, power};
