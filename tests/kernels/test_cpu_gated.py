@@ -375,7 +375,7 @@ def test_the_operators_refuse_what_does_not_fit() -> None:
 REFUSED = {
     "layer norm": (NormSpec(gate=Gate.AFTER, center=True, statistic=Statistic.VARIANCE), "mean squares"),
     "eps outside": (NormSpec(gate=Gate.AFTER, eps_inside=False), "eps inside the root"),
-    "division": (NormSpec(gate=Gate.AFTER, form=Form.DIVISION), "products with its reciprocal"),
+    "division": (NormSpec(gate=Gate.AFTER, form=Form.DIVISION), "quotient"),
     "folded": (NormSpec(gate=Gate.AFTER, form=Form.FOLDED), "form='folded'"),
     "eps 0": (NormSpec(gate=Gate.BEFORE, eps=0.0), "eps = 0"),
     "groups of several axes": (NormSpec(gate=Gate.BEFORE, axes=(-2, -1), groups=2), "groups of features of the last"),

@@ -201,8 +201,9 @@ def test_the_part_serves_specs_with_gradients(
 
 @of_each_kind
 @pytest.mark.parametrize("name", ["float32", "promoted", "plain", "add to a wide sum", "add halves"])
-def test_outputs_are_what_the_fake_kernels_promise(interpreted: Run, name: str, kind: int) -> None:
-    interpreted(operator_cases.check_fakes, variant(name, 24, kind, 6))
+@pytest.mark.parametrize("size", [1, 24])
+def test_outputs_are_what_the_fake_kernels_promise(interpreted: Run, size: int, name: str, kind: int) -> None:
+    interpreted(operator_cases.check_fakes, variant(name, size, kind, 6))
 
 
 def test_operators_refuse_what_programs_would_misread(interpreted: Run) -> None:
@@ -255,7 +256,7 @@ def test_takes_the_norms_of_models() -> None:
         (replace(PLAIN, statistic=Statistic.L2), on_gpu(2, 8), None, "sums of squares"),
         (replace(PLAIN, eps_inside=False), on_gpu(2, 8), None, "eps elsewhere"),
         (replace(PLAIN, eps_clamp=True), on_gpu(2, 8), None, "eps elsewhere"),
-        (replace(PLAIN, form=Form.DIVISION), on_gpu(2, 8), None, "divisions"),
+        (replace(PLAIN, form=Form.DIVISION), on_gpu(2, 8), None, "quotient"),
         (replace(PLAIN, weight=Weight.SCALAR), on_gpu(2, 8), on_gpu(1), "single number"),
         (replace(PLAIN, eps=0.0), on_gpu(2, 8), None, "eps = 0"),
         (PLAIN, on_gpu(2, 8), torch.ones(8), "another device"),

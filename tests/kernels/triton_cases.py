@@ -95,11 +95,12 @@ def check(case: Case, given: torch.Tensor | None = None) -> None:
         assert_near(total, x.double() + residual.double(), F32 * (x.double().abs() + residual.double().abs()))
         dsum = randn(*x.shape, seed=5, dtype=total.dtype)
     assert y.dtype == out
-    assert stats.shape == (2 if case.kind else 1, x.shape[0])
+    before = x.shape[:-1] if case.size > 1 else x.shape  # a row of one element takes no axis
+    assert stats.shape == (2 if case.kind else 1, *before)
     incoming = {"dy": dy, "dsum": dsum, "x": total, "stats": stats, "weight": weight}
-    before = {name: value.clone() for name, value in incoming.items() if value is not None}
+    kept = {name: value.clone() for name, value in incoming.items() if value is not None}
     dx, dweight, dbias = rows().norm_rows_backward(dy, dsum, total, stats, weight, *case.plan, X | WEIGHT | BIAS)
-    for name, value in before.items():
+    for name, value in kept.items():
         assert torch.equal(incoming[name], value), f"{name} was written to"
 
     leaves = [None if each is None else each.double().requires_grad_() for each in (total, weight, bias)]
@@ -195,7 +196,7 @@ def check_empty(case: Case) -> None:
     x = torch.empty(0, 3, case.size, dtype=case.dtype)
     y, stats, dx, dweight, dbias = backward(case, x, x)
     assert y.shape == dx.shape == x.shape
-    assert stats.shape == (2 if case.kind else 1, 0)
+    assert stats.shape == (2 if case.kind else 1, 0, 3)
     assert torch.equal(dweight, torch.zeros(case.size, dtype=case.weight))
     assert torch.equal(dbias, torch.zeros(case.size, dtype=case.weight))
     for each in rows().add_norm_rows(x, x, None, None, *case.plan, False):

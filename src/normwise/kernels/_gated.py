@@ -25,7 +25,7 @@ __all__ = ["GatedPlan", "gated_plan", "gated_rows"]
 
 _Tensors = tuple[torch.Tensor | None, ...]
 _ROUND_PRODUCT = int(GatedCode.ROUND_PRODUCT)  # an IntFlag takes microseconds to join
-_ONLY_RMS = int(Code.LAYER | Code.TORCH_LAYER | Code.EPS_OUTSIDE | Code.EPS_CLAMP | Code.DIVIDE)
+_ONLY_RMS = int(Code.LAYER | Code.TORCH_LAYER | Code.EPS_OUTSIDE | Code.EPS_CLAMP)
 
 
 def gated_rows(
@@ -212,7 +212,7 @@ def gated_plan(spec: NormSpec) -> GatedPlan | str | None:
     if not isinstance(rows, RowPlan):
         return rows
     if rows.code & _ONLY_RMS:
-        return "beside a gate it takes mean squares with eps inside the root, and products with its reciprocal"
+        return "beside a gate it takes mean squares with eps inside the root"
     if spec.groups and (spec.axes != (-1,) or spec.weight is Weight.SCALAR):
         return "it takes groups of features of the last axis, with a gain for each"
     code = 0

@@ -8,7 +8,7 @@ CPU key, ``triton`` for the CUDA key. What each computes:
     ``code`` as in ``Code``.
 ``norm_rows_saving``
     The same with what the backward pass needs: statistics [2, *axes before the row] (mean, rstd) of a centred norm,
-    else [1, *axes before the row] (rstd), in float32 (float64 for float64).
+    else [1, *axes before the row] (rstd), in float32 (float64 for float64). See ``before_rows``.
 ``norm_rows_backward``
     Gradients of x, weight and bias for the gradient ``dy``; ``dsum``, if given, is added to that of x. ``needs``:
     1 for x, 2 for the weight, 4 for the bias; those not needed come back empty.
@@ -69,7 +69,10 @@ def _sums(dtype: torch.dtype) -> torch.dtype:
 
 
 def before_rows(x: torch.Tensor, size: int) -> tuple[int, ...]:
-    """Return the sizes of the axes before those that make a row of ``size``; of all rows, if none do."""
+    """Return the sizes of the axes before those that make a row of ``size``, or the number of rows if none do.
+
+    These are as few as suffice: rows of one element take no axis, so that all axes are before them.
+    """
     axis, inner = x.ndim, 1
     while axis > 0 and inner != size:
         axis -= 1
