@@ -191,10 +191,12 @@ def test_the_operators_keep_the_rules_of_the_dispatcher() -> None:
         opcheck(ops.norm_channels_backward.default, back)
 
 
-# of torch itself, which makes one of every autograd function that it traces
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_by_torch() -> None:
     x = torch.randn(2, 4, 5, 6)
     layer = ChannelLayerNorm(4)
     norm = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(norm(x), layer(x))
+    x.requires_grad_()
+    inputs = (x, *layer.parameters())
+    found, wanted = (torch.autograd.grad(each(x).pow(3).sum(), inputs) for each in (norm, layer))
+    torch.testing.assert_close(found, wanted)

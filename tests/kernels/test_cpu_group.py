@@ -256,12 +256,26 @@ def test_the_operators_keep_the_rules_of_the_dispatcher() -> None:
         opcheck(ops.norm_groups_backward.default, (upstream, args[0], stats, weight, 2, 0, 0.0, 7))
 
 
-# of torch itself, which makes one of every autograd function that it traces
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_by_torch() -> None:
     x, weight, bias, _ = _given((2, 4, 5, 6))
     norm = torch.compile(lambda x: nf.group_norm(x, 2, weight, bias), fullgraph=True, backend="aot_eager")
     assert torch.equal(norm(x), nf.group_norm(x, 2, weight, bias))
     x.requires_grad_()
     (found,), (wanted,) = (torch.autograd.grad(y.pow(3).sum(), x) for y in (norm(x), nf.group_norm(x, 2, weight, bias)))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_moments_compiled_by_torch() -> None:
+    x, weight, bias, _ = _given((2, 4, 5, 6))
+    x.requires_grad_()
+    norm = partial(kernels.forward_and_moments, group_spec(2, 1e-5, 4))
+    compiled = torch.compile(norm, fullgraph=True, backend="aot_eager")
+    (y, found), (same, wanted) = (each(x, weight, bias) for each in (compiled, norm))
+    assert torch.equal(y, same)
+    assert found.mean is not None
+    assert wanted.mean is not None
+    assert torch.equal(found.mean, wanted.mean)
+    assert torch.equal(found.statistic, wanted.statistic)
+    assert not found.mean.requires_grad
+    (found,), (wanted,) = (torch.autograd.grad(each.pow(3).sum(), x) for each in (y, same))
     torch.testing.assert_close(found, wanted)

@@ -10,12 +10,29 @@ import torch
 from normwise.kernels import _ops_channel as _ops_channel
 from normwise.kernels import eager
 from normwise.kernels._autograd import _apply, _differentiable, _recorded
-from normwise.kernels._ops import ops
+from normwise.kernels._ops import LIBRARY, ops
 from normwise.kernels._plans import RowPlan, row_plan
 from normwise.kernels.eager import Moments
 from normwise.spec import Form, NormSpec, Scope, Weight
 
 __all__ = ["ChannelPlan", "channel_plan"]
+
+
+def _channels(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    axis: int,
+    code: int,
+    eps: float,
+    offset: float,
+) -> torch.Tensor:
+    if _recorded(x, weight, bias):
+        return _apply(_NormChannels, x, weight, bias, axis, code, eps, offset)
+    return ops.norm_channels.default(x, weight, bias, axis, code, eps, offset)
+
+
+LIBRARY.impl("channel", _channels, "CompositeImplicitAutograd")
 
 
 class _NormChannels(torch.autograd.Function):
@@ -92,9 +109,9 @@ class ChannelPlan:
         if rows.is_contiguous():
             return self.row.forward(rows, weight, bias, mask).movedim(-1, axis)
         norm = (axis, self.row.code_of(x, weight), self.row.eps_of(x), self.row.spec.weight_offset)
-        if _recorded(x, weight, bias):
-            return _apply(_NormChannels, x, weight, bias, *norm)
-        return ops.norm_channels.default(x, weight, bias, *norm)
+        if torch.compiler.is_compiling():  # one operator in the graph: dynamo need not trace the autograd function
+            return ops.channel.default(x, weight, bias, *norm)
+        return _channels(x, weight, bias, *norm)
 
     def forward_and_moments(
         self,

@@ -11,7 +11,7 @@ import torch
 from normwise.kernels import _ops_group as _ops_group
 from normwise.kernels._autograd import _apply, _recorded
 from normwise.kernels._calls import refusal_of_call
-from normwise.kernels._ops import Code, ops
+from normwise.kernels._ops import LIBRARY, Code, ops
 from normwise.kernels._plans import HALF
 from normwise.kernels.eager import Moments
 from normwise.spec import Cast, Form, Gate, Modulation, NormSpec, Scope, Statistic, Weight
@@ -20,6 +20,24 @@ from normwise.spec.definition import eps_of
 __all__ = ["GroupPlan", "group_plan"]
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+
+def _groups(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    groups: int,
+    code: int,
+    eps: float,
+    offset: float,
+    variance: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if _recorded(x, weight, bias):
+        return _apply(_NormGroups, x, weight, bias, groups, code, eps, offset, variance)
+    return ops.norm_groups_saving.default(x, weight, bias, groups, code, eps, offset, variance)
+
+
+LIBRARY.impl("group", _groups, "CompositeImplicitAutograd")
 
 
 class _NormGroups(torch.autograd.Function):
@@ -146,6 +164,8 @@ class GroupPlan:
     ) -> torch.Tensor:
         """Return the normalized tensor."""
         norm = self._norm(x)
+        if torch.compiler.is_compiling():  # one operator in the graph: dynamo need not trace the autograd function
+            return ops.group.default(x, weight, bias, *norm, False)[0]
         if _recorded(x, weight, bias):
             return _apply(_NormGroups, x, weight, bias, *norm, False)[0]
         return ops.norm_groups.default(x, weight, bias, *norm)
@@ -160,10 +180,8 @@ class GroupPlan:
     ) -> tuple[torch.Tensor, Moments]:
         """Return the normalized tensor and the moments it used, without their gradient."""
         norm = self._norm(x)
-        if _recorded(x, weight, bias):
-            y, stats = _apply(_NormGroups, x, weight, bias, *norm, True)
-        else:
-            y, stats = ops.norm_groups_saving.default(x, weight, bias, *norm, True)
+        compute = ops.group.default if torch.compiler.is_compiling() else _groups
+        y, stats = compute(x, weight, bias, *norm, True)
         own = (1,) if self.spec.groups else ()  # the axis of channels within a group
         shape = (x.shape[0], norm[0], *own, *(1,) * (x.ndim - 2))
         elements = x.shape[2:].numel() * (x.shape[1] // norm[0])

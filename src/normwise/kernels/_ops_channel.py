@@ -1,5 +1,7 @@
 """The dispatcher's operators over an axis that is not the last: schemas and fake kernels.
 
+``channel``
+    ``norm_channels`` with its gradients: what stands in a compiled graph.
 ``norm_channels``
     ``norm_rows`` over axis ``axis`` (negative) of x, without a permuted copy; ``code`` as in ``Code``.
 ``norm_channels_saving``
@@ -21,6 +23,7 @@ __all__: list[str] = []
 
 _NORM = "Tensor? weight, Tensor? bias, int axis, int code, float eps, float offset"
 
+LIBRARY.define(f"channel(Tensor x, {_NORM}) -> Tensor")
 LIBRARY.define(f"norm_channels(Tensor x, {_NORM}) -> Tensor")
 LIBRARY.define(f"norm_channels_saving(Tensor x, {_NORM}) -> (Tensor y, Tensor stats)")
 LIBRARY.define(

@@ -1,5 +1,7 @@
 """The dispatcher's operators over groups of channels: schemas and fake kernels.
 
+``group``
+    ``norm_groups_saving`` with the gradients of y: what stands in a compiled graph.
 ``norm_groups``
     y = (x - mean) * rstd * (offset + weight) + bias of x [N, C, *], with mean and rstd of each sample and each of
     ``groups`` groups of channels; in the memory format of x. Of ``code`` only ``OFFSET_IN_WEIGHT_DTYPE`` counts.
@@ -20,6 +22,7 @@ __all__: list[str] = []
 
 _NORM = "Tensor? weight, Tensor? bias, int groups, int code, float eps, float offset"
 
+LIBRARY.define(f"group(Tensor x, {_NORM}, bool variance) -> (Tensor y, Tensor stats)")
 LIBRARY.define(f"norm_groups(Tensor x, {_NORM}) -> Tensor")
 LIBRARY.define(f"norm_groups_saving(Tensor x, {_NORM}, bool variance) -> (Tensor y, Tensor stats)")
 LIBRARY.define(
