@@ -100,6 +100,17 @@ NW_INLINE Acc<T> read(const T* p, One at) {
   return load1(p + at.i);
 }
 
+// Asks for the memory of a place before it is needed.
+template <bool PAIRED, class T>
+NW_INLINE void fetch(const T* p, Block<PAIRED> at) {
+  _Pragma("GCC unroll 2") for (uint64_t byte = 0; byte < BLOCK<Acc<T>> * sizeof(T); byte += 64)
+    __builtin_prefetch((const char*)(p + at.i) + byte);
+}
+template <class T>
+NW_INLINE void fetch(const T*, Part) {}
+template <class T>
+NW_INLINE void fetch(const T*, One) {}
+
 template <bool PAIRED, class T>
 NW_INLINE void write(T* p, Block<PAIRED> at, Lot<Acc<T>> lot) {
   using A = Acc<T>;

@@ -1,10 +1,11 @@
-// Advice to the operating system about large outputs.
+// Large outputs: advice to the operating system, and whether they are written past the cache.
 #include <cstdlib>
 
 #include "ops.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace normwise {
@@ -27,5 +28,20 @@ Tensor advised(const Tensor& fresh) {
 #else
 Tensor advised(const Tensor& fresh) { return fresh; }
 #endif
+
+static int64_t cache_bytes() {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  const long told = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  if (told > 0) return told;
+#endif
+  return 32 << 20;  // where the system does not say: what a server of today has at least
+}
+
+bool streams(const Tensor& out, int64_t bytes_read, int64_t row_bytes) {
+  static const int64_t cache = cache_bytes();
+  const int64_t bytes = out.numel() * (int64_t)out.element_size();
+  return bytes + bytes_read >= cache && row_bytes % 64 == 0 && row_bytes <= LONGEST_STREAMED &&
+         (uintptr_t)out.mutable_data_ptr() % 64 == 0;
+}
 
 }  // namespace normwise

@@ -81,6 +81,10 @@ inline Tensor empty_as(const Tensor& like, std::initializer_list<int64_t> sizes,
 // for 2 MiB pages; where it has none, or the memory is not fresh, nothing changes. NORMWISE_HUGE_PAGES=0 turns it off.
 Tensor advised(const Tensor& fresh);
 
+// Whether a result is better written past the cache: it and what it is made from do not fit there together, and its
+// rows begin and end with cache lines.
+bool streams(const Tensor& out, int64_t bytes_read, int64_t row_bytes);
+
 inline Tensor empty_shaped(const Tensor& like, Dtype dtype) {
   return advised(empty_of(like.sizes(), dtype));
 }

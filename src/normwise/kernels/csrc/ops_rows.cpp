@@ -19,7 +19,8 @@ void forward(
   const bool mean = kept && centers(code);
   const RowsForward args{
       x.data(), x.stride, y.mutable_data_ptr(), gain.data(), shift ? shift->data() : nullptr,
-      mean ? kept : nullptr, mean ? kept + row_of_stats : kept, size, code, eps};
+      mean ? kept : nullptr, mean ? kept + row_of_stats : kept, size, code, eps,
+      streams(y, x.rows * size * bytes_of(x.dtype), size * bytes_of(dtype_of(y, "y")))};
   const auto kernel = rows_table().rows_forward[(int)x.dtype][(int)dtype_of(y, "y")];
   STD_TORCH_CHECK(kernel, "normwise: no kernel for this pair of dtypes");
   in_parallel(x.rows, size, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
@@ -79,11 +80,13 @@ std::tuple<Tensor, Tensor, Tensor> add_norm_rows(
   const AddRows adding{own.data(), stream.data(), own.stride, stream.stride, summed.mutable_data_ptr(), size};
   const RowsForward args{
       adding.sum, size, y.mutable_data_ptr(), gain.data(), shift ? shift->data() : nullptr,
-      centers(code) ? kept : nullptr, centers(code) ? kept + rows.rows * bytes_of(sums_of(sum)) : kept, size, code, eps};
+      centers(code) ? kept : nullptr, centers(code) ? kept + rows.rows * bytes_of(sums_of(sum)) : kept, size, code, eps,
+      streams(y, 2 * rows.rows * size * bytes_of(sum), size * bytes_of(own.dtype))};
+  const int64_t few = std::max<int64_t>(1, (16 << 10) / (size * bytes_of(sum)));
   in_parallel(rows.rows, size, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {  // row by row: the sum is read again while it is in the cache
-      add(adding, row, row + 1);
-      kernel(args, row, row + 1);
+    for (int64_t row = begin; row < end; row += few) {  // a few rows: their sums are read again while in the cache
+      add(adding, row, std::min(row + few, end));
+      kernel(args, row, std::min(row + few, end));
     }
   });
   return {y, summed, stats};
@@ -117,7 +120,8 @@ std::tuple<Tensor, Tensor, Tensor> norm_rows_backward(
   const RowsBackward args{
       upstream.data(), upstream.stride, stream ? stream->data() : nullptr, stream ? stream->stride : 0, rows.data(),
       rows.stride, kept, centers(code) ? kept + rows.rows * bytes_of(sums) : kept, gain.data(), dx.mutable_data_ptr(),
-      parts.get(), weights, rows.rows, blocks, size, code, eps};
+      parts.get(), weights, rows.rows, blocks, size, code, eps,
+      streams(dx, rows.rows * size * (bytes_of(rows.dtype) + bytes_of(upstream.dtype)), size * bytes_of(rows.dtype))};
   if (rows.rows > 0) {
     in_parallel(blocks, rows.rows * size / blocks, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
   } else if (weights) {

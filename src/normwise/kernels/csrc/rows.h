@@ -73,11 +73,13 @@ constexpr bool PAIRED = __is_same(X, Bf16) && __is_same(Y, Bf16);
 // y = round(quotient) * gain + bias; ROUND rounds to T. TORCH: multiplied out as torch's layer_norm does, which folds
 // the mean into an addend in half precision only.
 template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
-NW_INLINE void apply(const T* x, Out* y, const Acc<T>* gain, const Acc<T>* bias, int64_t n, Acc<T> mean, Acc<T> by) {
+NW_INLINE void apply(
+    const T* x, Out* y, const Acc<T>* gain, const Acc<T>* bias, int64_t n, Acc<T> mean, Acc<T> by, const T* ahead) {
   using A = Acc<T>;
   constexpr bool FOLDED = QUOTIENT_KIND == TORCH && sizeof(T) == 2;
   const A shift = -by * mean;
   along<A, PAIRED<T, Out>>(n, [&](auto at) NW_ALWAYS {
+    fetch(ahead, at);
     auto v = read(x, at);
     if constexpr (QUOTIENT_KIND == QUOTIENT)
       v = (v - mean) / by;
@@ -162,22 +164,26 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   // The next row is measured before this one is multiplied: the last additions, the root and the division take as
   // long as a short row, and the processor fills that time with the products.
   if (begin == end) return;
+  alignas(64) char streamed[LONGEST_STREAMED];
   Measured<A> next = measured(begin);
   for (int64_t row = begin; row < end; ++row) {
     const Measured<A> found = next;
     const A divisor = root_of(found.statistic, (A)a.eps, a.code), rstd = (A)1 / divisor;
     if (row + 1 < end) next = measured(row + 1);
     const T* x = row_at(row);
-    Out* y = (Out*)a.y + row * a.size;
+    Out* y = a.stream ? (Out*)streamed : (Out*)a.y + row * a.size;
     Factors<A> factors{found.mean, rstd};
     if (__builtin_expect(found.large, 0))
       factors = norm_large_row(x, y, a, found.mean, found.statistic);
     else
       apply<T, Out, QUOTIENT_KIND, ROUND, BIAS>(
-          x, y, (const A*)a.gain, (const A*)a.bias, a.size, found.mean, QUOTIENT_KIND == QUOTIENT ? divisor : rstd);
+          x, y, (const A*)a.gain, (const A*)a.bias, a.size, found.mean, QUOTIENT_KIND == QUOTIENT ? divisor : rstd,
+          row_at(least(row + 2, end - 1)));
     if (a.mean) ((A*)a.mean)[row] = factors.mean;
     if (a.rstd) ((A*)a.rstd)[row] = factors.rstd;
+    if (a.stream) stream((Out*)a.y + row * a.size, streamed, a.size * sizeof(Out));
   }
+  if (a.stream) stream_end();
 }
 
 template <class T, class Out, int QUOTIENT_KIND>
@@ -232,7 +238,7 @@ NW_INLINE A root_share(A rstd, A eps, int64_t code) {
 template <class X, class D, bool CENTER, bool SUM, int WEIGHTS>
 NW_INLINE void backward_row(
     const D* dy, const X* x, const X* dsum, X* dx, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n,
-    Acc<X> mean, Acc<X> rstd, Acc<X> share) {
+    Acc<X> mean, Acc<X> rstd, Acc<X> share, const D* next_dy, const X* next_x) {
   using A = Acc<X>;
   Sum<A> dots, sums;
   along<A, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
@@ -244,6 +250,8 @@ NW_INLINE void backward_row(
   });
   const A along_hat = -dots.total() * share * rstd, level = CENTER ? sums.total() / (A)n : (A)0;
   along<A, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
+    fetch(next_dy, at);
+    fetch(next_x, at);
     const auto d = read(dy, at);
     auto hat = read(x, at);
     if constexpr (CENTER) hat = hat - mean;
@@ -298,6 +306,7 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
   using A = Acc<X>;
   const int64_t n = a.size;
   A* scratch = nullptr;
+  alignas(64) char streamed[LONGEST_STREAMED];
   for (int64_t block = begin; block < end; ++block) {
     const int64_t first = block * a.rows / a.blocks, last = (block + 1) * a.rows / a.blocks;
     A *high = (A*)a.parts + block * a.weights * n, *dgain = high;
@@ -312,17 +321,22 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
       const D* dy = (const D*)a.dy + row * a.dy_stride;
       const X* x = (const X*)a.x + row * a.x_stride;
       const X* dsum = SUM ? (const X*)a.dsum + row * a.dsum_stride : nullptr;
-      X* dx = (X*)a.dx + row * n;
+      X* dx = a.stream ? (X*)streamed : (X*)a.dx + row * n;
+      const int64_t next = least(row + 1, a.rows - 1);
       const A* gain = (const A*)a.gain;
       if (CENTER && __builtin_expect(rstd < FARTHEST<A>, 0))
         backward_far_row(dy, x, dsum, dx, gain, dgain, dgain + n, n, mean, rstd, share, WEIGHTS);
       else
-        backward_row<X, D, CENTER, SUM, WEIGHTS>(dy, x, dsum, dx, gain, dgain, dgain + n, n, mean, rstd, share);
+        backward_row<X, D, CENTER, SUM, WEIGHTS>(
+            dy, x, dsum, dx, gain, dgain, dgain + n, n, mean, rstd, share, (const D*)a.dy + next * a.dy_stride,
+            (const X*)a.x + next * a.x_stride);
+      if (a.stream) stream((X*)a.dx + row * n, streamed, n * sizeof(X));
       if (WEIGHTS > 0 && dgain != high && ((row - first) % LEVEL == LEVEL - 1 || row == last - 1))
         raise_level(high, dgain, WEIGHTS * n);
     }
   }
   delete[] scratch;
+  if (a.stream) stream_end();
 }
 
 template <class X, class D, bool CENTER, bool SUM>

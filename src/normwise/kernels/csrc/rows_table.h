@@ -21,6 +21,8 @@ enum Root : int64_t { EPS_INSIDE = 0, EPS_OUTSIDE = 32, EPS_CLAMP = 64 };
 
 inline constexpr bool centers(int64_t code) { return (code & KIND) == LAYER || (code & KIND) == TORCH_LAYER; }
 
+constexpr int64_t LONGEST_STREAMED = 1 << 16;  // bytes of a row that is made beside the cache's own copy of it
+
 // y = (x - mean) * rstd * gain + bias over rows of `size` elements. Gain and bias are of the type of sums.
 struct RowsForward {
   const void* x;
@@ -32,6 +34,7 @@ struct RowsForward {
   void* rstd;        // [rows], or null
   int64_t size, code;
   double eps;
+  bool stream;  // whether y is written past the cache
 };
 
 // Gradients of the above. `parts` holds one row of sums for each block of rows: those of the gain, then of the bias.
@@ -48,6 +51,7 @@ struct RowsBackward {
   int weights;  // 0: none, 1: of the gain, 2: and of the bias
   int64_t rows, blocks, size, code;
   double eps;
+  bool stream;  // whether dx is written past the cache
 };
 
 // sum = x + residual, a row at a time before it is normalized.

@@ -217,7 +217,7 @@ NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n) {
   using A = Acc<T>;
   constexpr int64_t WIDTH = 32 / sizeof(A), CHUNK = 16;
   constexpr int SPAN = sizeof(A) / sizeof(T);  // vectors of A in one vector of T
-  constexpr int QUEUES = 8 / SPAN;
+  constexpr int QUEUES = 4;  // streams of memory at once: more would outrun the prefetcher
   const int64_t vectors = n / (WIDTH * SPAN), chunks = (vectors + CHUNK - 1) / CHUNK;
   const int64_t depth = ceil_log2(chunks);
   int64_t counts[64] = {0};

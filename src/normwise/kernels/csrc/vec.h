@@ -236,4 +236,29 @@ NW_INLINE float rounded(float a, H) {
   return load1(&h);
 }
 
+// Copies a row past the cache: memory that nobody reads soon is written without being read first. `to` begins at a
+// multiple of 64 bytes and so does its end.
+NW_INLINE void stream(void* to, const void* from, int64_t bytes) {
+#if defined(__x86_64__)
+  for (int64_t at = 0; at < bytes; at += NW_BYTES) {
+#if NW_BYTES == 64
+    _mm512_stream_si512((__m512i*)((char*)to + at), _mm512_loadu_si512((const char*)from + at));
+#elif NW_BYTES == 32
+    _mm256_stream_si256((__m256i*)((char*)to + at), _mm256_loadu_si256((const __m256i*)((const char*)from + at)));
+#else
+    _mm_stream_si128((__m128i*)((char*)to + at), _mm_loadu_si128((const __m128i*)((const char*)from + at)));
+#endif
+  }
+#else
+  memcpy(to, from, bytes);
+#endif
+}
+
+// Before other threads may read what was streamed.
+NW_INLINE void stream_end() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
 }  // namespace normwise::NW_ISA
