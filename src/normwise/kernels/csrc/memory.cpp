@@ -10,6 +10,11 @@
 
 namespace normwise {
 
+// More than 64 MiB at once the system may have to move other memory for, which was measured to cost more than it
+// saves. Such an output comes in 4 KiB pages, each of them cleared, and so in the cache, just before it is written:
+// writing past the cache would then cost, too.
+constexpr uintptr_t MOST = 64 << 20;
+
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
 static bool wants_huge_pages() {
   static const char* const asked = std::getenv("NORMWISE_HUGE_PAGES");
@@ -19,7 +24,7 @@ static bool wants_huge_pages() {
 Tensor advised(const Tensor& fresh) {
   constexpr uintptr_t PAGE = 2 << 20, LEAST = 4 << 20;
   const uintptr_t bytes = fresh.numel() * fresh.element_size();
-  if (bytes < LEAST || !wants_huge_pages()) return fresh;
+  if (bytes < LEAST || bytes > MOST || !wants_huge_pages()) return fresh;
   const uintptr_t start = (uintptr_t)fresh.mutable_data_ptr();
   const uintptr_t first = (start + PAGE - 1) / PAGE * PAGE, last = (start + bytes) / PAGE * PAGE;
   if (first < last) madvise((void*)first, last - first, MADV_HUGEPAGE);
@@ -40,7 +45,7 @@ static int64_t cache_bytes() {
 bool streams(const Tensor& out, int64_t bytes_read, int64_t row_bytes) {
   static const int64_t cache = cache_bytes();
   const int64_t bytes = out.numel() * (int64_t)out.element_size();
-  return bytes + bytes_read >= cache && row_bytes % 64 == 0 && row_bytes <= LONGEST_STREAMED &&
+  return bytes + bytes_read >= cache && bytes <= (int64_t)MOST && row_bytes % 64 == 0 && row_bytes <= LONGEST_STREAMED &&
          (uintptr_t)out.mutable_data_ptr() % 64 == 0;
 }
 
