@@ -45,6 +45,7 @@ struct BatchForward {
   const void* x;
   void* y;
   const void *mean, *gain, *addend;  // [channels], of the type of sums; see `position` for columns
+  bool stream = false;               // whether y is written past the cache, where its planes begin and end with cache lines
 };
 
 // Sums of dy and of dy * (x - mean) over each block, as [blocks, channels] each.

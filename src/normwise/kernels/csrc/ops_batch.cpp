@@ -231,7 +231,8 @@ Tensor normalized(
   }
   const Tensor y = advised(torch::stable::empty_like(seen.x));
   const BatchForward args{b, seen.x.const_data_ptr(), y.mutable_data_ptr(),
-                          coefficients.row(0), coefficients.row(1), coefficients.row(2)};
+                          coefficients.row(0), coefficients.row(1), coefficients.row(2),
+                          streams(y, y.numel() * bytes_of(seen.dtype), 64)};
   const BatchTable& table = batch_table();
   in_parallel(seen.pieces(), seen.elements_of_piece(), [&](int64_t begin, int64_t end) {
     table.forward[(int)seen.dtype](args, begin, end);

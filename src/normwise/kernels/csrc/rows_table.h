@@ -21,8 +21,6 @@ enum Root : int64_t { EPS_INSIDE = 0, EPS_OUTSIDE = 32, EPS_CLAMP = 64 };
 
 inline constexpr bool centers(int64_t code) { return (code & KIND) == LAYER || (code & KIND) == TORCH_LAYER; }
 
-constexpr int64_t LONGEST_STREAMED = 1 << 16;  // bytes of a row that is made beside the cache's own copy of it
-
 // y = (x - mean) * rstd * gain + bias over rows of `size` elements. Gain and bias are of the type of sums.
 struct RowsForward {
   const void* x;
