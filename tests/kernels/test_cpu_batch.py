@@ -52,7 +52,13 @@ class Case(NamedTuple):
         inputs = {"dx": self.x, "dweight": self.weight, "dbias": self.bias}
         leaves = {name: each.detach().requires_grad_() for name, each in inputs.items() if each is not None}
         y, found = kernels.forward_and_moments(
-            self.spec, *(leaves.get(name) for name in inputs), self.mask, given=self.given, kernel=kernel
+            self.spec,
+            leaves["dx"],
+            leaves.get("dweight"),
+            leaves.get("dbias"),
+            self.mask,
+            given=self.given,
+            kernel=kernel,
         )
         grads = torch.autograd.grad(y, list(leaves.values()), self.dy)
         assert found.mean is not None
@@ -255,8 +261,8 @@ def test_first_and_second_derivatives(layout: str, mask: float | None, known: bo
     assert case.bias is not None
     inputs = tuple(each.nan_to_num().requires_grad_() for each in (case.x, case.weight, case.bias))
 
-    def call(*args: torch.Tensor) -> torch.Tensor:
-        return kernels.forward(case.spec, *args, case.mask, given=case.given, kernel="cpu")
+    def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return kernels.forward(case.spec, x, weight, bias, case.mask, given=case.given, kernel="cpu")
 
     assert gradcheck(call, inputs)
     assert gradgradcheck(call, inputs)
@@ -399,11 +405,11 @@ def test_compiled_graphs_hold_the_operator_and_its_gradients(training: bool) -> 
 def test_running_statistics_move_as_torchs_do(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     ours, theirs = BatchNorm(5, dtype=dtype), torch.nn.BatchNorm2d(5, dtype=dtype)
-    for _ in range(3):
-        x = torch.randn(4, 5, 6, 7, generator=generator, dtype=dtype) + 3
+    batches = [torch.randn(4, 5, 6, 7, generator=generator, dtype=dtype) + 3 for _ in range(3)]
+    for x in batches:
         torch.testing.assert_close(ours(x), theirs(x))
     torch.testing.assert_close(dict(ours.named_buffers()), dict(theirs.named_buffers()))
-    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+    torch.testing.assert_close(ours.eval()(batches[0]), theirs.eval()(batches[0]))
 
 
 def test_tensors_of_running_statistics_and_numbers_move_them_alike() -> None:
