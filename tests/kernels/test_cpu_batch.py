@@ -20,11 +20,12 @@ from normwise.kernels import Moments
 from normwise.layers import BatchNorm
 from normwise.spec import NormSpec
 from normwise.testing.manners import _Poison
+from tests.kernels.cpu_cases import needs_library
 from tests.nearness import worse
 from tests.strategies import seeds
 
 cpu = kernels.cpu
-pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
+pytestmark = needs_library
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from normwise import kernels
 from normwise.functional.hidden import LAYER, RMS
-from normwise.kernels import cpu
 from normwise.layers import ChannelLayerNorm
 from normwise.spec import Cast, NormSpec, Statistic
+from tests.kernels.cpu_cases import needs_library
 from tests.kernels.group_cases import DTYPES, as_eager, bits, laid, poisoned, results, threads
 from tests.nearness import worse
 from tests.strategies import seeds
 
-pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
+pytestmark = needs_library
 
 SPECS = {
     "layer": LAYER,

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from normwise.kernels import cpu
+from tests.kernels.cpu_cases import needs_library
 
-pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no compiled kernels: {cpu.unavailable()}")
+pytestmark = needs_library
 
 
 def exponential(x: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ import torch
 
 from normwise import kernels
 from tests.kernels import fuzz
+from tests.kernels.cpu_cases import needs_library
 
-needs_library = pytest.mark.skipif(kernels.cpu.unavailable() is not None, reason=str(kernels.cpu.unavailable()))
 # Poisoned: torch fills what it hands out with NaN, glibc fills what the kernels take for themselves.
 _PROGRAM = """
 import sys, torch
@@ -22,8 +23,14 @@ torch.use_deterministic_algorithms(True)
 torch.utils.deterministic.fill_uninitialized_memory = True
 assert torch.empty(3).isnan().all()
 from tests.kernels import fuzz
+from tests.kernels.cpu_cases import needs_library
 sys.exit(fuzz.main(sys.argv[1:]))
 """
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no compiler here")
+def test_the_kernels_were_compiled_where_they_can_be() -> None:
+    assert kernels.cpu.unavailable() is None
 
 
 def run(seconds: float, seed: int, **environment: str) -> str:

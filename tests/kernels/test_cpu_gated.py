@@ -15,11 +15,12 @@ from normwise.kernels import cpu, eager
 from normwise.layers import FAMILIES
 from normwise.spec import PROMOTED, Cast, Form, Gate, NormSpec, Statistic, Weight, reference
 from normwise.spec.definition import activation
+from tests.kernels.cpu_cases import needs_library
 from tests.layers.norm_calls import build, operands, run_ours, run_theirs
 from tests.layers.test_families import ulps
 from tests.layers.transformers_norms import NORMS, Norm
 
-pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no compiled kernels: {cpu.unavailable()}")
+pytestmark = needs_library
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 PAIRS = [(F32, F32), (F64, F64), (BF16, BF16), (F16, F16), (BF16, F32), (F16, F32)]

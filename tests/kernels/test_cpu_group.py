@@ -14,12 +14,12 @@ import normwise.functional as nf
 from normwise import kernels
 from normwise.functional.batch import instance_spec
 from normwise.functional.group import group_spec
-from normwise.kernels import cpu
+from tests.kernels.cpu_cases import needs_library
 from tests.kernels.group_cases import DTYPES, as_eager, bits, laid, poisoned, results, threads
 from tests.nearness import worse
 from tests.strategies import seeds
 
-pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
+pytestmark = needs_library
 
 LAYOUTS = ("contiguous", "last", "offset", "strided")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from torch import distributed
 
-from normwise import kernels
+from tests.kernels.cpu_cases import needs_library
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
-    pytest.mark.skipif(kernels.cpu.unavailable() is not None, reason=str(kernels.cpu.unavailable())),
+    needs_library,
     pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed"),
 ]
 

@@ -11,7 +11,7 @@ CPU key, ``triton`` for the CUDA key. What each computes:
     else [1, *axes before the row] (rstd), in float32 (float64 for float64). See ``before_rows``.
 ``norm_rows_backward``
     Gradients of x, weight and bias for the gradient ``dy``; ``dsum``, if given, is added to that of x. ``needs``:
-    1 for x, 2 for the weight, 4 for the bias; those not needed come back empty.
+    1 for x, 2 for the weight, 4 for the bias; a gain or bias that is not needed comes back empty.
 ``add_norm_rows``
     sum = x + residual, in float32 if ``wide`` or if the two differ, and y as above in the dtype of x.
 ``norm``, ``add_norm``
