@@ -192,21 +192,17 @@ template <class T, bool MASKED>
 void forward_planes(const BatchForward& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
   const Batch& b = a.batch;
-  alignas(64) char streamed[LONGEST_STREAMED];
   for (int64_t piece = begin; piece < end; ++piece) {
     const int64_t plane = piece / b.spans, c = plane % b.channels, from = piece % b.spans * b.span;
     const int64_t n = least(b.span, b.inner - from);
     const T* x = (const T*)a.x + plane * b.inner + from;
-    T* const target = (T*)a.y + plane * b.inner + from;
-    const int64_t bytes = n * (int64_t)sizeof(T);
-    const bool past = a.stream && ((uintptr_t)target | bytes) % 64 == 0 && bytes <= LONGEST_STREAMED;
-    T* y = past ? (T*)streamed : target;
+    T* y = (T*)a.y + plane * b.inner + from;
+    const bool past = a.stream && (uintptr_t)y % 64 == 0;
     const uint8_t* real = MASKED ? b.real + plane / b.channels * b.inner + from : nullptr;
     const A mean = ((const A*)a.mean)[c], gain = ((const A*)a.gain)[c], addend = ((const A*)a.addend)[c];
     along<A, IN_PAIRS<T>>(n, [&](auto at) NW_ALWAYS {
-      write(y, at, where_real<MASKED>(fma(read(x, at) - mean, gain, addend), real, at));
+      write(y, at, where_real<MASKED>(fma(read(x, at) - mean, gain, addend), real, at), past);
     });
-    if (past) stream(target, streamed, bytes);
   }
   if (a.stream) stream_end();
 }

@@ -111,25 +111,34 @@ NW_INLINE void fetch(const T*, Part) {}
 template <class T>
 NW_INLINE void fetch(const T*, One) {}
 
+// `past`: past the cache, see store_past; p is then a multiple of 64 bytes.
 template <bool PAIRED, class T>
-NW_INLINE void write(T* p, Block<PAIRED> at, Lot<Acc<T>> lot) {
+NW_INLINE void write(T* p, Block<PAIRED> at, Lot<Acc<T>> lot, bool past = false) {
   using A = Acc<T>;
-  if constexpr (PAIRED && __is_same(T, Bf16)) {
-    NW_EACH if (k % 2 == 0) {
-      // no NaN here carries a payload in its lower half: all inputs are bfloat16, see widen_weight
-      const U32 pairs = (round_upper_half(lot.v[k]) >> 16) | (round_upper_half(lot.v[k + 1]) & 0xffff0000u);
-      memcpy(p + at.i + k * LANES<A>, &pairs, sizeof pairs);
-    }
-  } else {
-    NW_EACH store(p + at.i + k * LANES<A>, lot.v[k]);
+  constexpr int EACH = PAIRED && __is_same(T, Bf16) ? 2 : 1;
+  NW_EACH if (k % EACH == 0) {
+    const auto v = [&]() NW_ALWAYS {
+      if constexpr (EACH == 2)
+        // no NaN here carries a payload in its lower half: all inputs are bfloat16, see widen_weight
+        return narrow_pairs(lot.v[k], lot.v[k + 1]);
+      else if constexpr (sizeof(T) == sizeof(A))
+        return lot.v[k];
+      else
+        return narrow(lot.v[k], T{});
+    }();
+    T* to = p + at.i + k * LANES<A>;
+    if (past)
+      store_past(to, v);
+    else
+      memcpy(to, &v, sizeof v);
   }
 }
 template <class T>
-NW_INLINE void write(T* p, Part at, V<Acc<T>> v) {
+NW_INLINE void write(T* p, Part at, V<Acc<T>> v, bool = false) {
   store(p + at.i, v);
 }
 template <class T>
-NW_INLINE void write(T* p, One at, Acc<T> a) {
+NW_INLINE void write(T* p, One at, Acc<T> a, bool = false) {
   store1(p + at.i, a);
 }
 

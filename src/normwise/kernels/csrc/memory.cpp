@@ -45,7 +45,7 @@ static int64_t cache_bytes() {
 bool streams(const Tensor& out, int64_t bytes_read, int64_t row_bytes) {
   static const int64_t cache = cache_bytes();
   const int64_t bytes = out.numel() * (int64_t)out.element_size();
-  return bytes + bytes_read >= cache && bytes <= (int64_t)MOST && row_bytes % 64 == 0 && row_bytes <= LONGEST_STREAMED &&
+  return bytes + bytes_read >= cache && bytes <= (int64_t)MOST && row_bytes % 64 == 0 &&
          (uintptr_t)out.mutable_data_ptr() % 64 == 0;
 }
 

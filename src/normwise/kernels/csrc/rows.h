@@ -74,7 +74,8 @@ constexpr bool PAIRED = __is_same(X, Bf16) && __is_same(Y, Bf16);
 // the mean into an addend in half precision only.
 template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
 NW_INLINE void apply(
-    const T* x, Out* y, const Acc<T>* gain, const Acc<T>* bias, int64_t n, Acc<T> mean, Acc<T> by, const T* ahead) {
+    const T* x, Out* y, const Acc<T>* gain, const Acc<T>* bias, int64_t n, Acc<T> mean, Acc<T> by, const T* ahead,
+    bool past) {
   using A = Acc<T>;
   constexpr bool FOLDED = QUOTIENT_KIND == TORCH && sizeof(T) == 2;
   const A shift = -by * mean;
@@ -96,7 +97,7 @@ NW_INLINE void apply(
       v = v * read(gain, at);
       if constexpr (BIAS) v = v + read(bias, at);
     }
-    write(y, at, v);
+    write(y, at, v, past);
   });
 }
 
@@ -154,6 +155,8 @@ NW_APART Factors<Acc<T>> norm_large_row(const T* x, Out* y, const RowsForward& a
   return {mean / power, rstd * power};
 }
 
+constexpr int64_t SHORT = 2048;  // bytes
+
 template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
 void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
@@ -161,27 +164,27 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   const auto measured = [&](int64_t row) NW_ALWAYS {
     return measure<T, __is_same(T, Bf16)>(row_at(row), a.size, a.code);
   };
-  // The next row is measured before this one is multiplied: the last additions, the root and the division take as
-  // long as a short row, and the processor fills that time with the products.
+  // The next short row is measured before this one is multiplied: the last additions, the root and the division take
+  // as long as such a row, and the processor fills that time with the products. Two long rows would not fit its
+  // first-level cache beside gain and bias.
   if (begin == end) return;
-  alignas(64) char streamed[LONGEST_STREAMED];
+  const bool lead = a.size * (int64_t)sizeof(T) <= SHORT;
   Measured<A> next = measured(begin);
   for (int64_t row = begin; row < end; ++row) {
-    const Measured<A> found = next;
+    const Measured<A> found = lead || row == begin ? next : measured(row);
     const A divisor = root_of(found.statistic, (A)a.eps, a.code), rstd = (A)1 / divisor;
-    if (row + 1 < end) next = measured(row + 1);
+    if (lead && row + 1 < end) next = measured(row + 1);
     const T* x = row_at(row);
-    Out* y = a.stream ? (Out*)streamed : (Out*)a.y + row * a.size;
+    Out* y = (Out*)a.y + row * a.size;
     Factors<A> factors{found.mean, rstd};
     if (__builtin_expect(found.large, 0))
       factors = norm_large_row(x, y, a, found.mean, found.statistic);
     else
       apply<T, Out, QUOTIENT_KIND, ROUND, BIAS>(
           x, y, (const A*)a.gain, (const A*)a.bias, a.size, found.mean, QUOTIENT_KIND == QUOTIENT ? divisor : rstd,
-          row_at(least(row + 2, end - 1)));
+          row_at(least(row + 1 + lead, end - 1)), a.stream);
     if (a.mean) ((A*)a.mean)[row] = factors.mean;
     if (a.rstd) ((A*)a.rstd)[row] = factors.rstd;
-    if (a.stream) stream((Out*)a.y + row * a.size, streamed, a.size * sizeof(Out));
   }
   if (a.stream) stream_end();
 }
@@ -238,7 +241,7 @@ NW_INLINE A root_share(A rstd, A eps, int64_t code) {
 template <class X, class D, bool CENTER, bool SUM, int WEIGHTS>
 NW_INLINE void backward_row(
     const D* dy, const X* x, const X* dsum, X* dx, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n,
-    Acc<X> mean, Acc<X> rstd, Acc<X> share, const D* next_dy, const X* next_x) {
+    Acc<X> mean, Acc<X> rstd, Acc<X> share, const D* next_dy, const X* next_x, bool past) {
   using A = Acc<X>;
   Sum<A> dots, sums;
   along<A, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
@@ -260,7 +263,7 @@ NW_INLINE void backward_row(
     if constexpr (CENTER) g = g - level;
     g = fma(g, rstd, hat * along_hat);
     if constexpr (SUM) g = g + read(dsum, at);
-    write(dx, at, g);
+    write(dx, at, g, past);
     if constexpr (WEIGHTS > 0) write(dgain, at, fma(d, hat, read(dgain, at)));
     if constexpr (WEIGHTS > 1) write(dbias, at, read(dbias, at) + d);
   });
@@ -306,7 +309,6 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
   using A = Acc<X>;
   const int64_t n = a.size;
   A* scratch = nullptr;
-  alignas(64) char streamed[LONGEST_STREAMED];
   for (int64_t block = begin; block < end; ++block) {
     const int64_t first = block * a.rows / a.blocks, last = (block + 1) * a.rows / a.blocks;
     A *high = (A*)a.parts + block * a.weights * n, *dgain = high;
@@ -321,7 +323,7 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
       const D* dy = (const D*)a.dy + row * a.dy_stride;
       const X* x = (const X*)a.x + row * a.x_stride;
       const X* dsum = SUM ? (const X*)a.dsum + row * a.dsum_stride : nullptr;
-      X* dx = a.stream ? (X*)streamed : (X*)a.dx + row * n;
+      X* dx = (X*)a.dx + row * n;
       const int64_t next = least(row + 1, a.rows - 1);
       const A* gain = (const A*)a.gain;
       if (CENTER && __builtin_expect(rstd < FARTHEST<A>, 0))
@@ -329,8 +331,7 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
       else
         backward_row<X, D, CENTER, SUM, WEIGHTS>(
             dy, x, dsum, dx, gain, dgain, dgain + n, n, mean, rstd, share, (const D*)a.dy + next * a.dy_stride,
-            (const X*)a.x + next * a.x_stride);
-      if (a.stream) stream((X*)a.dx + row * n, streamed, n * sizeof(X));
+            (const X*)a.x + next * a.x_stride, a.stream);
       if (WEIGHTS > 0 && dgain != high && ((row - first) % LEVEL == LEVEL - 1 || row == last - 1))
         raise_level(high, dgain, WEIGHTS * n);
     }

@@ -47,21 +47,22 @@ NW_INLINE A cascade(int64_t n, Add add) {
   }
   const int64_t blocks = n / BLOCK<A>;
   const int64_t power = most(4, ceil_log2(blocks) / LEVELS), step = (int64_t)1 << power, mask = step - 1;
-  Lot<A> sums[LEVELS] = {};
+  const int64_t whole = blocks & ~mask;
+  Lot<A> rest{}, first{}, second{}, third{};  // variables, not an array, which would be cleared in memory
   int64_t block = 0;
-  while (block + step <= blocks) {
+  while (block < whole) {
     Lot<A> low{};
-    for (int64_t end = block + step; block < end; ++block) low = add(low, Block<PAIRED>{block * BLOCK<A>});
-    sums[1] = sums[1] + low;
-    for (int level = 2; level < LEVELS && (block & (mask << ((level - 1) * power))) == 0; ++level) {
-      sums[level] = sums[level] + sums[level - 1];
-      sums[level - 1] = Lot<A>{};
-    }
+    for (const int64_t end = block + step; block < end; ++block) low = add(low, Block<PAIRED>{block * BLOCK<A>});
+    first = first + low;
+    if (block & (mask << power)) continue;
+    second = second + first, first = Lot<A>{};
+    if (block & (mask << 2 * power)) continue;
+    third = third + second, second = Lot<A>{};
   }
-  for (; block < blocks; ++block) sums[0] = add(sums[0], Block<PAIRED>{block * BLOCK<A>});
-  for (int level = 1; level < LEVELS; ++level) sums[0] = sums[0] + sums[level];
+  for (; block < blocks; ++block) rest = add(rest, Block<PAIRED>{block * BLOCK<A>});
+  if (whole > 0) rest = ((rest + first) + second) + third;  // without whole steps these are +0, and no sum is -0
   A stored[BLOCK<A>];
-  memcpy(stored, sums[0].v, sizeof stored);
+  memcpy(stored, rest.v, sizeof stored);
   if (n % BLOCK<A> == 0) return sum_of_lanes<A, PAIRED>(stored);
   A part[BLOCK<A>];
   _Pragma("GCC unroll 32") for (int64_t i = 0; i < BLOCK<A>; ++i) part[i] = stored[position(i, BLOCK<A>, PAIRED)];
@@ -142,23 +143,18 @@ NW_INLINE W<A> wide_load(const T* p) {
 }
 
 template <class A>
-struct Moments {
+struct Moments {  // of a number or of each lane of a vector
   A mean, square;  // square: the sum of (x - mean)^2
 };
 
-// Chan's merge of two sets. Of the two cases that nearly all merges are, an empty set and one of equal size, the
-// result is known without a division; it is the same to the bit.
+// Chan's merge of a set into one of n elements, of which there are some. Of the case that nearly all merges are, of
+// sets of equal size, the result is known without a division; it is the same to the bit.
 template <class A>
-NW_INLINE void merge(int64_t count, W<A> mean, W<A> square, int64_t& n, W<A>& m1, W<A>& m2) {
-  if (n == 0) {
-    m1 = mean, m2 = square, n = count;
-    return;
-  }
+NW_INLINE void merge(int64_t count, Moments<W<A>> set, int64_t n, Moments<W<A>>& into) {
   const A share = n == count ? (A)0.5 : (A)count / (A)(n + count);
-  const W<A> delta = mean - m1, part = share * delta;
-  m2 = wide_fma<A>(delta * (A)n, part, m2 + square);
-  m1 = m1 + part;
-  n += count;
+  const W<A> delta = set.mean - into.mean, part = share * delta;
+  into.square = wide_fma<A>(delta * (A)n, part, set.square + into.square);
+  into.mean = into.mean + part;
 }
 
 // The next 16 numbers of bfloat16, those at even and those at odd places; and back to natural order.
@@ -175,9 +171,14 @@ NW_INLINE void unpair(W<float>& even, W<float>& odd) {
   odd = __builtin_shuffle(a, b, (Wide<float>::Places){4, 12, 5, 13, 6, 14, 7, 15});
 }
 
+template <int N>
+struct Times {
+  static constexpr int VALUE = N;
+};
+
 // Welford's recurrence over `steps` vectors, for QUEUES independent sets at once to hide its latency.
 template <class A, class T, int QUEUES, int SPAN>
-NW_INLINE void welford(const T* x, int64_t steps, W<A>* m1, W<A>* m2) {
+NW_INLINE void welford(const T* x, int64_t steps, Moments<W<A>>* sets) {
   constexpr int64_t WIDTH = 32 / sizeof(A);
   static constexpr A SHARES[16] = {A(1),      A(1) / 2,  A(1) / 3,  A(1) / 4,  A(1) / 5,  A(1) / 6,  A(1) / 7,  A(1) / 8,
                                    A(1) / 9,  A(1) / 10, A(1) / 11, A(1) / 12, A(1) / 13, A(1) / 14, A(1) / 15, A(1) / 16};
@@ -207,9 +208,22 @@ NW_INLINE void welford(const T* x, int64_t steps, W<A>* m1, W<A>* m2) {
     }
   }
   _Pragma("GCC unroll 8") for (int q = 0; q < QUEUES * SPAN; ++q) {
-    m1[q] = means[q];
-    m2[q] = squares[q];
+    sets[q] = {means[q], squares[q]};
   }
+}
+
+// What torch's merges make of 1, 2, 4 or 8 chunks of 16 steps that follow each other: a merge of known sizes.
+template <class A, int SPAN, int CHUNKS>
+NW_INLINE Moments<W<A>> merged(const Moments<W<A>>* sets) {
+  Moments<W<A>> all = sets[0];
+  if constexpr (CHUNKS <= 2) {
+    _Pragma("GCC unroll 4") for (int k = 1; k < CHUNKS * SPAN; ++k) merge<A>(16, sets[k], 16 * k, all);
+  } else {
+    constexpr int HALF = CHUNKS / 2;
+    all = merged<A, SPAN, HALF>(sets);
+    merge<A>(16 * HALF * SPAN, merged<A, SPAN, HALF>(sets + HALF * SPAN), 16 * HALF * SPAN, all);
+  }
+  return all;
 }
 
 template <class T>
@@ -217,34 +231,51 @@ NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n) {
   using A = Acc<T>;
   constexpr int64_t WIDTH = 32 / sizeof(A), CHUNK = 16;
   constexpr int SPAN = sizeof(A) / sizeof(T);  // vectors of A in one vector of T
-  constexpr int QUEUES = 4;  // streams of memory at once: more would outrun the prefetcher
+  constexpr int64_t EXACT = 1 << 24;  // below, a count is a float32
   const int64_t vectors = n / (WIDTH * SPAN), chunks = (vectors + CHUNK - 1) / CHUNK;
-  const int64_t depth = ceil_log2(chunks);
-  int64_t counts[64] = {0};
-  W<A> means[64], squares[64];
-  for (int64_t i = 0; i < most(depth, 1); ++i) means[i] = squares[i] = W<A>{};
-  for (int64_t chunk = 0; chunk < chunks;) {
-    const T* from = x + chunk * CHUNK * WIDTH * SPAN;
-    const bool all = (chunk + QUEUES) * CHUNK <= vectors;
-    const int64_t steps = all ? CHUNK : least(CHUNK, vectors - chunk * CHUNK);
-    W<A> m1[8], m2[8];
-    if (all)
-      welford<A, T, QUEUES, SPAN>(from, steps, m1, m2);
-    else
-      welford<A, T, 1, SPAN>(from, steps, m1, m2);
-    for (int q = 0; q < (all ? QUEUES : 1); ++q) {
-      for (int half = 0; half < SPAN; ++half)
-        merge<A>(steps, m1[q * SPAN + half], m2[q * SPAN + half], counts[0], means[0], squares[0]);
-      ++chunk;
-      for (int64_t level = 1, ones = chunk; level < depth && (ones & 1) == 0; ++level, ones >>= 1) {
-        merge<A>(counts[level - 1], means[level - 1], squares[level - 1], counts[level], means[level], squares[level]);
-        counts[level - 1] = 0;
-        means[level - 1] = squares[level - 1] = W<A>{};
-      }
+  const int64_t last = most(ceil_log2(chunks), 1) - 1;  // level
+  int64_t counts[64];
+  Moments<W<A>> levels[64];
+  int64_t held = 0;  // a bit for each level that holds a set
+  const auto put = [&](int64_t level, int64_t size, Moments<W<A>> set) NW_ALWAYS {
+    if (held >> level & 1) {
+      merge<A>(size, set, counts[level], levels[level]);
+      counts[level] += size;
+    } else {
+      levels[level] = set, counts[level] = size;
+      held |= (int64_t)1 << level;
     }
+  };
+  const auto raise = [&](int64_t level, int64_t ones) NW_ALWAYS {
+    for (; level < last && (ones & 1) == 0; ++level, ones >>= 1) {
+      put(level + 1, counts[level], levels[level]);
+      held ^= (int64_t)1 << level;
+    }
+  };
+  int64_t chunk = 0;
+  const auto take = [&](auto times) NW_ALWAYS {  // as many chunks at once as are there
+    constexpr int QUEUES = decltype(times)::VALUE, LEVEL = __builtin_ctz(QUEUES);
+    for (; (chunk + QUEUES) * CHUNK <= vectors; chunk += QUEUES) {
+      Moments<W<A>> sets[QUEUES * SPAN];
+      welford<A, T, QUEUES, SPAN>(x + chunk * CHUNK * WIDTH * SPAN, CHUNK, sets);
+      const int64_t level = least(last, LEVEL);
+      put(level, QUEUES * CHUNK * SPAN, merged<A, SPAN, QUEUES>(sets));
+      raise(level, (chunk + QUEUES) >> level);
+    }
+  };
+  if constexpr (SPAN == 1) take(Times<8>{});  // eight vectors under way hide the latency
+  take(Times<4>{});
+  take(Times<2>{});
+  while (chunk < chunks) {
+    Moments<W<A>> sets[SPAN];
+    const int64_t steps = least(CHUNK, vectors - chunk * CHUNK);
+    welford<A, T, 1, SPAN>(x + chunk * CHUNK * WIDTH * SPAN, steps, sets);
+    for (int half = 0; half < SPAN; ++half) put(0, steps, sets[half]);
+    raise(0, ++chunk);
   }
-  for (int64_t level = 1; level < depth; ++level)
-    merge<A>(counts[level], means[level], squares[level], counts[0], means[0], squares[0]);
+  for (int64_t level = 1; level <= last; ++level)
+    if (held >> level & 1) put(0, counts[level], levels[level]);
+  const Moments<W<A>> found = held ? levels[0] : Moments<W<A>>{};
   int64_t count = 0;
   A mean = 0, square = 0;
   for (int64_t i = vectors * WIDTH * SPAN; i < n; ++i) {
@@ -255,11 +286,20 @@ NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n) {
     square = sizeof(T) == 2 ? fma(delta, v - mean, square) : square + delta * (v - mean);
   }
   const int64_t added = vectors * SPAN;
+  if (count == 0 && added * WIDTH < EXACT) {  // the same with the quotients known
+    mean = found.mean[0], square = found.square[0];
+    _Pragma("GCC unroll 8") for (int64_t lane = 1; lane < WIDTH; ++lane) {
+      const A share = (A)1 / (A)(lane + 1), delta = found.mean[lane] - mean;
+      mean = fma(share, delta, mean);
+      square += fma(delta * delta * share, (A)lane * (A)added, found.square[lane]);
+    }
+    return {mean, square};
+  }
   for (int64_t lane = 0; lane < WIDTH; ++lane) {
     const int64_t sum = count + added;
-    const A share = sum == 0 ? (A)0 : (A)added / (A)sum, delta = means[0][lane] - mean;
+    const A share = sum == 0 ? (A)0 : (A)added / (A)sum, delta = found.mean[lane] - mean;
     mean = fma(share, delta, mean);
-    square += fma(delta * delta * share, (A)count, squares[0][lane]);
+    square += fma(delta * delta * share, (A)count, found.square[lane]);
     count = sum;
   }
   return {mean, square};

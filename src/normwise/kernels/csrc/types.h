@@ -26,7 +26,4 @@ using Acc = typename Sums<T>::Type;
 enum class Dtype : int { f32, bf16, f16, f64 };
 constexpr int DTYPES = 4;
 
-// Bytes of a row or plane that is made in a buffer first, to be written past the cache from there.
-constexpr int64_t LONGEST_STREAMED = 1 << 16;
-
 }  // namespace normwise

@@ -106,27 +106,36 @@ NW_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 NW_INLINE F32 widen(U16 bits, Bf16) { return (F32)(__builtin_convertvector(bits, U32) << 16); }
 
-// The bits of `a`, rounded to the nearest bfloat16 (ties to even) in their upper half. NaN stays NaN if its lower
-// half does not carry over: always, if it came from a bfloat16 or from arithmetic on numbers.
-NW_INLINE U32 round_upper_half(F32 a) {
-  const U32 bits = (U32)a;
+// Pairs of bfloat16 as words, `a` in their lower halves and `b` in their upper ones: each rounded to the nearest, ties
+// to even, for both at once. A NaN stays one if its lower half is 0, or if it came from arithmetic on numbers.
+NW_INLINE U32 narrow_pairs(F32 a, F32 b) {
+  typedef uint16_t Halves __attribute__((vector_size(NW_BYTES)));
+  const Halves upper = (Halves)(((U32)a >> 16) | ((U32)b & 0xffff0000u));
+  const Halves lower = (Halves)(((U32)a & 0xffff) | ((U32)b << 16));
+  const Halves odd = upper & 1;
 #if NW_BYTES == 64
-  const __mmask16 odd = _mm512_test_epi32_mask((__m512i)bits, _mm512_set1_epi32(0x10000));
-  const __m512i up = (__m512i)(bits + 0x7fff);
-  return (U32)_mm512_mask_add_epi32(up, odd, up, _mm512_set1_epi32(1));
+  const __mmask32 up = _mm512_cmpgt_epu16_mask((__m512i)(lower | odd), _mm512_set1_epi16((short)0x8000));
+  return (U32)_mm512_mask_add_epi16((__m512i)upper, up, (__m512i)upper, _mm512_set1_epi16(1));
 #else
-  return bits + 0x7fff + ((bits >> 16) & 1);
+  return (U32)(upper - (Halves)((lower | odd) > 0x8000));  // what is true is -1
 #endif
 }
 
-// The same for any NaN.
-NW_INLINE U32 round_upper_half_of_any(F32 a) {
-  const U32 number = (U32)(a == a);
-  return (round_upper_half(a) & number) | ((U32)a & ~number);
+// The bits of `a`, rounded to the nearest bfloat16 (ties to even) in their upper half, or a NaN.
+NW_INLINE U32 round_upper_half(F32 a) {
+  const U32 bits = (U32)a, number = (U32)(a == a);
+#if NW_BYTES == 64
+  const __mmask16 odd = _mm512_test_epi32_mask((__m512i)bits, _mm512_set1_epi32(0x10000));
+  const __m512i up = (__m512i)(bits + 0x7fff);
+  const U32 rounded = (U32)_mm512_mask_add_epi32(up, odd, up, _mm512_set1_epi32(1));
+#else
+  const U32 rounded = bits + 0x7fff + ((bits >> 16) & 1);
+#endif
+  return (rounded & number) | (bits & ~number);
 }
 
 NW_INLINE U16 narrow(F32 a, Bf16) {
-  const U32 upper = round_upper_half_of_any(a) >> 16;
+  const U32 upper = round_upper_half(a) >> 16;
 #if NW_BYTES == 64
   return (U16)_mm512_cvtepi32_epi16((__m512i)upper);
 #elif NW_BYTES == 32
@@ -225,7 +234,7 @@ NW_INLINE void store1(H* p, float a) {
 // The value that a number has after a trip through type T.
 NW_INLINE F32 rounded(F32 v, float) { return v; }
 NW_INLINE V<double> rounded(V<double> v, double) { return v; }
-NW_INLINE F32 rounded(F32 v, Bf16) { return (F32)(round_upper_half_of_any(v) & 0xffff0000u); }
+NW_INLINE F32 rounded(F32 v, Bf16) { return (F32)(round_upper_half(v) & 0xffff0000u); }
 NW_INLINE F32 rounded(F32 v, F16 h) { return widen(narrow(v, h), h); }
 NW_INLINE float rounded(float a, float) { return a; }
 NW_INLINE double rounded(double a, double) { return a; }
@@ -236,22 +245,20 @@ NW_INLINE float rounded(float a, H) {
   return load1(&h);
 }
 
-// Copies a row past the cache: memory that nobody reads soon is written without being read first. `to` begins at a
-// multiple of 64 bytes and so does its end.
-NW_INLINE void stream(void* to, const void* from, int64_t bytes) {
+// Writes a vector past the cache, to a multiple of its size: memory that nobody reads soon is then written without
+// being read first. Only whole lines of 64 bytes in a row are worth it.
+template <class Vector>
+NW_INLINE void store_past(void* p, Vector v) {
 #if defined(__x86_64__)
-  for (int64_t at = 0; at < bytes; at += NW_BYTES) {
 #if NW_BYTES == 64
-    _mm512_stream_si512((__m512i*)((char*)to + at), _mm512_loadu_si512((const char*)from + at));
-#elif NW_BYTES == 32
-    _mm256_stream_si256((__m256i*)((char*)to + at), _mm256_loadu_si256((const __m256i*)((const char*)from + at)));
-#else
-    _mm_stream_si128((__m128i*)((char*)to + at), _mm_loadu_si128((const __m128i*)((const char*)from + at)));
+  if constexpr (sizeof v == 64) return _mm512_stream_si512((__m512i*)p, (__m512i)v);
 #endif
-  }
-#else
-  memcpy(to, from, bytes);
+#if NW_BYTES >= 32
+  if constexpr (sizeof v == 32) return _mm256_stream_si256((__m256i*)p, (__m256i)v);
 #endif
+  if constexpr (sizeof v == 16) return _mm_stream_si128((__m128i*)p, (__m128i)v);
+#endif
+  memcpy(p, &v, sizeof v);
 }
 
 // Before other threads may read what was streamed.
