@@ -197,7 +197,7 @@ void forward_planes(const BatchForward& a, int64_t begin, int64_t end) {
     const int64_t n = least(b.span, b.inner - from);
     const T* x = (const T*)a.x + plane * b.inner + from;
     T* y = (T*)a.y + plane * b.inner + from;
-    const bool past = a.stream && (uintptr_t)y % 64 == 0;
+    const bool past = a.stream && begins_a_line(y);
     const uint8_t* real = MASKED ? b.real + plane / b.channels * b.inner + from : nullptr;
     const A mean = ((const A*)a.mean)[c], gain = ((const A*)a.gain)[c], addend = ((const A*)a.addend)[c];
     along<A, IN_PAIRS<T>>(n, [&](auto at) NW_ALWAYS {
@@ -246,20 +246,22 @@ void backward_planes(const BatchBackward& a, int64_t begin, int64_t end) {
     const int64_t n = least(b.span, b.inner - from), start = plane * b.inner + from;
     const T *x = (const T*)a.x + start, *dy = (const T*)a.dy + start;
     T* dx = (T*)a.dx + start;
+    const bool past = a.stream && begins_a_line(dx);
     const uint8_t* real = MASKED ? b.real + plane / b.channels * b.inner + from : nullptr;
     const A gain = ((const A*)a.gain)[c];
     if constexpr (GIVEN) {
       along<A, IN_PAIRS<T>>(
-          n, [&](auto at) NW_ALWAYS { write(dx, at, where_real<MASKED>(read(dy, at) * gain, real, at)); });
+          n, [&](auto at) NW_ALWAYS { write(dx, at, where_real<MASKED>(read(dy, at) * gain, real, at), past); });
     } else {
       const A mean = ((const A*)a.mean)[c], level = ((const A*)a.level)[c];
       const A slope = ((const A*)a.along)[c], addend = ((const A*)a.addend)[c];
       along<A, IN_PAIRS<T>>(n, [&](auto at) NW_ALWAYS {
         const auto towards_x = fma(read(x, at) - mean, slope, addend);
-        write(dx, at, where_real<MASKED>(fma(read(dy, at) - level, gain, towards_x), real, at));
+        write(dx, at, where_real<MASKED>(fma(read(dy, at) - level, gain, towards_x), real, at), past);
       });
     }
   }
+  if (a.stream) stream_end();
 }
 
 // -- columns ---------------------------------------------------------------------------------------------
@@ -291,6 +293,7 @@ void measure_columns(const BatchMeasure& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
   const Batch& b = a.batch;
   alignas(64) A base[STRIP], means[STRIP], squares[STRIP];
+  const int64_t ahead = ROWS_MEASURED * b.channels;  // elements: to the next rows
   RealRows<T> rows;
   for (int64_t t = begin; t < end; ++t) {
     const Task task(b, t);
@@ -300,10 +303,15 @@ void measure_columns(const BatchMeasure& a, int64_t begin, int64_t end) {
     for (int64_t row = task.first; rows.take(b, (const T*)a.x + task.channel, row, task.last, ROWS_MEASURED), rows.count > 0;) {
       const A count = (A)rows.count, part = (A)1 / count, share = count / (before + count), spread = before * share;
       along<A, IN_PAIRS<T>>(width, [&](auto at) NW_ALWAYS {
-        const auto mean = sum_of_rows(rows.count, [&](int64_t r) NW_ALWAYS { return read(rows.at[r], at); }) * part;
+        // each sweep asks for half of the rows to come
+        const auto mean = sum_of_rows(rows.count, [&](int64_t r) NW_ALWAYS {
+          if (r % 2 == 0) fetch(rows.at[r] + ahead, at);
+          return read(rows.at[r], at);
+        }) * part;
         decltype(read(rows.at[0], at)) rest{}, even{}, odd{};
         int64_t r = 0;
         for (; r + 2 <= rows.count; r += 2) {
+          fetch(rows.at[r + 1] + ahead, at);
           const auto c = read(rows.at[r], at) - mean, d = read(rows.at[r + 1], at) - mean;
           rest = rest + (c + d), even = fma(c, c, even), odd = fma(d, d, odd);
         }
@@ -355,15 +363,17 @@ void forward_columns(const BatchForward& a, int64_t begin, int64_t end) {
   const Batch& b = a.batch;
   const T* x = (const T*)a.x;
   T* y = (T*)a.y;
+  const bool past = a.stream && begins_a_line(y) && begins_a_line(y + b.channels);
   PieceRows<T> rows;
   for (int64_t row = begin; row < end;) {
     rows.take(b, y, row, end);
     along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS {
       const auto mean = read((const A*)a.mean, at), gain = read((const A*)a.gain, at), add = read((const A*)a.addend, at);
       for (int64_t r = 0; r < rows.count; ++r)
-        write(y + rows.at[r], at, fma(read(x + rows.at[r], at) - mean, gain, add));
+        write(y + rows.at[r], at, fma(read(x + rows.at[r], at) - mean, gain, add), past);
     });
   }
+  if (past) stream_end();
 }
 
 template <class T>
@@ -412,23 +422,25 @@ void backward_columns(const BatchBackward& a, int64_t begin, int64_t end) {
   const Batch& b = a.batch;
   const T *x = (const T*)a.x, *dy = (const T*)a.dy;
   T* dx = (T*)a.dx;
+  const bool past = a.stream && begins_a_line(dx) && begins_a_line(dx + b.channels);
   PieceRows<T> rows;
   for (int64_t row = begin; row < end;) {
     rows.take(b, dx, row, end);
     along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS {
       const auto gain = read((const A*)a.gain, at);
       if constexpr (GIVEN) {
-        for (int64_t r = 0; r < rows.count; ++r) write(dx + rows.at[r], at, read(dy + rows.at[r], at) * gain);
+        for (int64_t r = 0; r < rows.count; ++r) write(dx + rows.at[r], at, read(dy + rows.at[r], at) * gain, past);
       } else {
         const auto mean = read((const A*)a.mean, at), level = read((const A*)a.level, at);
         const auto slope = read((const A*)a.along, at), addend = read((const A*)a.addend, at);
         for (int64_t r = 0; r < rows.count; ++r) {
           const auto towards_x = fma(read(x + rows.at[r], at) - mean, slope, addend);
-          write(dx + rows.at[r], at, fma(read(dy + rows.at[r], at) - level, gain, towards_x));
+          write(dx + rows.at[r], at, fma(read(dy + rows.at[r], at) - level, gain, towards_x), past);
         }
       }
     });
   }
+  if (past) stream_end();
 }
 
 // -- channels of large numbers -----------------------------------------------------------------------------

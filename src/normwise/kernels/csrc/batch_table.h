@@ -45,7 +45,7 @@ struct BatchForward {
   const void* x;
   void* y;
   const void *mean, *gain, *addend;  // [channels], of the type of sums; see `position` for columns
-  bool stream = false;               // whether y is written past the cache, where its planes begin and end with cache lines
+  bool stream;                       // whether y is written past the cache, where its planes or rows begin with lines
 };
 
 // Sums of dy and of dy * (x - mean) over each block, as [blocks, channels] each.
@@ -62,6 +62,7 @@ struct BatchBackward {
   const void *x, *dy;
   void* dx;
   const void *mean, *gain, *level, *along, *addend;
+  bool stream;  // whether dx is written past the cache, as above
 };
 
 // A channel whose differences overflow: everything in double, element by element.

@@ -148,10 +148,12 @@ void forward_groups(const Groups& a, int stages, int64_t row, int64_t begin, int
       const A power = found.power, minus = -found.pivot;
       const T* in = x + from;
       T* out = y + from;
+      const bool past = a.stream && begins_a_line(out);
       along<A, PAIRS>(to - from, [&](auto at) NW_ALWAYS {
-        write(out, at, fma(fma(read(in, at), power, minus), scale, shift));
+        write(out, at, fma(fma(read(in, at), power, minus), scale, shift), past);
       });
     });
+  if (a.stream) stream_end();
 }
 
 // dx = rstd * (g - xhat * mean(g * xhat) - mean(g)) with g = dy * gain, as
@@ -218,11 +220,13 @@ void backward_groups(const Groups& a, int stages, int64_t row, int64_t begin, in
       const A constant = clean(slopes.constant);
       const T *in = x + from, *up = dy + from;
       T* out = dx + from;
+      const bool past = a.stream && begins_a_line(out);
       along<A, PAIRS>(count, [&](auto at) NW_ALWAYS {
         const auto hat = (read(in, at) - pivot) * rstd;
-        write(out, at, fma(hat, by_hat, fma(read(up, at), by_dy, constant)));
+        write(out, at, fma(hat, by_hat, fma(read(up, at), by_dy, constant)), past);
       });
     });
+  if (a.stream) stream_end();
 }
 
 // -- channels last: a unit is a sample ----------------------------------------------------------------
@@ -319,17 +323,19 @@ void forward_groups_last(const Groups& a, int stages, int64_t sample, int64_t be
     for (int64_t position = begin * step; position < last; ++position) {
       const T* from = x + position * channels;
       T* to = y + position * channels;
+      const bool past = a.stream && begins_a_line(to);
       if (near)
         along<A, false>(channels, [&](auto at) NW_ALWAYS {
-          write(to, at, fma(read(from, at), read(l.scale, at), read(l.shift, at)));
+          write(to, at, fma(read(from, at), read(l.scale, at), read(l.shift, at)), past);
         });
       else
         along<A, false>(channels, [&](auto at) NW_ALWAYS {
           const auto v = fma(read(from, at), read(l.power, at), read(l.pivot, at));
-          write(to, at, fma(v, read(l.scale, at), read(l.shift, at)));
+          write(to, at, fma(v, read(l.scale, at), read(l.shift, at)), past);
         });
     }
   }
+  if (a.stream) stream_end();
 }
 
 template <class T>
@@ -391,8 +397,9 @@ void backward_groups_last(const Groups& a, int stages, int64_t sample, int64_t b
     for (int64_t position = begin * step; position < last; ++position) {
       const T *in = x + position * channels, *up = dy + position * channels;
       T* to = dx + position * channels;
+      const bool past = a.stream && begins_a_line(to);
       const auto add = [&](auto hat, auto at) NW_ALWAYS {
-        write(to, at, fma(hat, read(by_hat, at), fma(read(up, at), read(by_dy, at), read(l.constant, at))));
+        write(to, at, fma(hat, read(by_hat, at), fma(read(up, at), read(by_dy, at), read(l.constant, at))), past);
       };
       if (near)
         along<A, false>(channels, [&](auto at) NW_ALWAYS { add(read(in, at), at); });
@@ -402,6 +409,7 @@ void backward_groups_last(const Groups& a, int stages, int64_t sample, int64_t b
         });
     }
   }
+  if (a.stream) stream_end();
 }
 
 }  // namespace normwise::NW_ISA

@@ -23,6 +23,7 @@ struct Groups {
   void* dbias;       // [samples, channels], or null: sums of dy
   int64_t samples, channels, groups, length;
   double eps;
+  bool stream;  // whether out is written past the cache, where what is written begins with a line
 };
 
 using GroupStep = void (*)(const Groups&, int stages, int64_t unit, int64_t begin, int64_t end, void* scratch);

@@ -62,6 +62,12 @@ NW_INLINE Lot<A> rounded(Lot<A> a, T t) {
   return a;
 }
 
+// A number known when compiled, as an argument.
+template <int N>
+struct Times {
+  static constexpr int VALUE = N;
+};
+
 // -- places ----------------------------------------------------------------------------------------
 
 template <bool PAIRED>
@@ -100,11 +106,12 @@ NW_INLINE Acc<T> read(const T* p, One at) {
   return load1(p + at.i);
 }
 
-// Asks for the memory of a place before it is needed.
+// Asks for the memory of a place before it is needed, into the second-level cache: rows to come would push what is in
+// use out of the first.
 template <bool PAIRED, class T>
 NW_INLINE void fetch(const T* p, Block<PAIRED> at) {
   _Pragma("GCC unroll 2") for (uint64_t byte = 0; byte < BLOCK<Acc<T>> * sizeof(T); byte += 64)
-    __builtin_prefetch((const char*)(p + at.i) + byte);
+    __builtin_prefetch((const char*)(p + at.i) + byte, 0, 2);
 }
 template <class T>
 NW_INLINE void fetch(const T*, Part) {}

@@ -349,7 +349,8 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(
   }
   const Tensor dx = advised(torch::stable::empty_like(seen.x));
   const BatchBackward args{b, px, pdy, dx.mutable_data_ptr(), coefficients.row(0), coefficients.row(1),
-                           coefficients.row(2), given ? nullptr : coefficients.row(3), coefficients.row(4)};
+                           coefficients.row(2), given ? nullptr : coefficients.row(3), coefficients.row(4),
+                           streams(dx, 2 * dx.numel() * bytes_of(seen.dtype), 64)};
   in_parallel(seen.pieces(), seen.elements_of_piece(), [&](int64_t begin, int64_t end) {
     table.backward[i](args, begin, end);
   });

@@ -108,6 +108,7 @@ Tensor forward(
   if (bias) shift.emplace(bias, dtype, args.channels, 0.0, false, false, "bias");
   args.x = layout.tensor.const_data_ptr(), args.out = y.mutable_data_ptr();
   args.gain = gain.data(), args.bias = shift ? shift->data() : nullptr, args.eps = eps;
+  args.stream = streams(y, x.numel() * bytes_of(dtype), 64);
   args.stats = stats ? stats->mutable_data_ptr() : nullptr, args.variance = variance;
   const bool last = layout.last || args.length == 1;
   in_stages(args, last, false, group_table().forward[(int)dtype][last]);
@@ -143,6 +144,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_groups_backward(
     const Widened gain(weight, dtype, args.channels, offset, code & OFFSET_IN_WEIGHT_DTYPE, false, "weight");
     args.x = layout.tensor.const_data_ptr(), args.dy = upstream.const_data_ptr(), args.out = dx.mutable_data_ptr();
     args.gain = gain.data(), args.stats = (void*)stats.const_data_ptr();
+    args.stream = streams(dx, 2 * x.numel() * bytes_of(dtype), 64);
     args.dgain = needs & 2 ? dgain.get() : nullptr, args.dbias = needs & 4 ? dbias.get() : nullptr;
     const bool last = layout.last || args.length == 1;
     in_stages(args, last, true, group_table().backward[(int)dtype][last]);

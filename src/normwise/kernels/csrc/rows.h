@@ -30,12 +30,12 @@ struct Measured {
 };
 
 template <class T, bool PAIRED>
-NW_APART Measured<Acc<T>> measure(const T* x, int64_t n, int64_t code) {
+NW_APART Measured<Acc<T>> measure(const T* x, int64_t n, int64_t code, Ahead<T> ahead = {}) {
   using A = Acc<T>;
   const int64_t kind = code & KIND;
   A mean = 0, squares;
   if (kind == TORCH_LAYER) {
-    const Moments<A> found = torch_moments(x, n);
+    const Moments<A> found = torch_moments(x, n, ahead);
     mean = found.mean, squares = found.square;
   } else if (kind == LAYER) {
     mean = cascade_sum<A, PAIRED>(n, [&](auto at) NW_ALWAYS { return read(x, at); }) / (A)n;
@@ -80,7 +80,7 @@ NW_INLINE void apply(
   constexpr bool FOLDED = QUOTIENT_KIND == TORCH && sizeof(T) == 2;
   const A shift = -by * mean;
   along<A, PAIRED<T, Out>>(n, [&](auto at) NW_ALWAYS {
-    fetch(ahead, at);
+    if constexpr (QUOTIENT_KIND != TORCH) fetch(ahead, at);
     auto v = read(x, at);
     if constexpr (QUOTIENT_KIND == QUOTIENT)
       v = (v - mean) / by;
@@ -161,14 +161,14 @@ template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
 void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
   const auto row_at = [&](int64_t row) NW_ALWAYS { return (const T*)a.x + row * a.x_stride; };
+  const bool lead = a.size * (int64_t)sizeof(T) <= SHORT;
   const auto measured = [&](int64_t row) NW_ALWAYS {
-    return measure<T, __is_same(T, Bf16)>(row_at(row), a.size, a.code);
+    return measure<T, __is_same(T, Bf16)>(row_at(row), a.size, a.code, {row_at(least(row + 1, end - 1)), lead});
   };
   // The next short row is measured before this one is multiplied: the last additions, the root and the division take
   // as long as such a row, and the processor fills that time with the products. Two long rows would not fit its
   // first-level cache beside gain and bias.
   if (begin == end) return;
-  const bool lead = a.size * (int64_t)sizeof(T) <= SHORT;
   Measured<A> next = measured(begin);
   for (int64_t row = begin; row < end; ++row) {
     const Measured<A> found = lead || row == begin ? next : measured(row);
@@ -235,37 +235,60 @@ NW_INLINE A root_share(A rstd, A eps, int64_t code) {
   }
 }
 
+// A row of the backward pass, and what its two sums give.
+template <class X, class D>
+struct Back {
+  const D* dy;
+  const X *x, *dsum;
+  X* dx;
+  Acc<X> mean, rstd, along_hat, level;
+};
+
 // dx = rstd * (g - xhat * mean(g * xhat) - mean(g)), g = dy * gain; the last mean only of centred norms. The factor
 // rstd goes into the mean of g * xhat once a row, so that g, the largest term, is rounded seldom; from the other mean
 // it is kept apart, so that equal g cancel exactly however large rstd is.
-template <class X, class D, bool CENTER, bool SUM, int WEIGHTS>
-NW_INLINE void backward_row(
-    const D* dy, const X* x, const X* dsum, X* dx, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n,
-    Acc<X> mean, Acc<X> rstd, Acc<X> share, const D* next_dy, const X* next_x, bool past) {
+template <class X, class D, bool CENTER>
+NW_INLINE void sum_back(Back<X, D>& row, const Acc<X>* gain, int64_t n, Acc<X> share) {
   using A = Acc<X>;
   Sum<A> dots, sums;
   along<A, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
-    const auto g = read(dy, at) * read(gain, at);
-    auto hat = read(x, at);
-    if constexpr (CENTER) hat = hat - mean;
-    dots.of(at) = fma(g, hat * rstd, dots.of(at));
+    const auto g = read(row.dy, at) * read(gain, at);
+    auto hat = read(row.x, at);
+    if constexpr (CENTER) hat = hat - row.mean;
+    dots.of(at) = fma(g, hat * row.rstd, dots.of(at));
     if constexpr (CENTER) sums.of(at) = sums.of(at) + g;
   });
-  const A along_hat = -dots.total() * share * rstd, level = CENTER ? sums.total() / (A)n : (A)0;
-  along<A, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
-    fetch(next_dy, at);
-    fetch(next_x, at);
-    const auto d = read(dy, at);
-    auto hat = read(x, at);
-    if constexpr (CENTER) hat = hat - mean;
-    hat = hat * rstd;
-    auto g = d * read(gain, at);
-    if constexpr (CENTER) g = g - level;
-    g = fma(g, rstd, hat * along_hat);
-    if constexpr (SUM) g = g + read(dsum, at);
-    write(dx, at, g, past);
-    if constexpr (WEIGHTS > 0) write(dgain, at, fma(d, hat, read(dgain, at)));
-    if constexpr (WEIGHTS > 1) write(dbias, at, read(dbias, at) + d);
+  row.along_hat = -dots.total() * share * row.rstd, row.level = CENTER ? sums.total() / (A)n : (A)0;
+}
+
+// Gradients of some rows together: gains and their sums are then read and written once for all of them.
+template <class X, class D, bool CENTER, bool SUM, int WEIGHTS, int ROWS>
+NW_INLINE void apply_back(
+    const Back<X, D>* rows, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n, const D* const* next_dy,
+    const X* const* next_x, bool past) {
+  along<Acc<X>, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
+    const auto scale = read(gain, at);
+    auto to_gain = scale, to_bias = scale;
+    if constexpr (WEIGHTS > 0) to_gain = read(dgain, at);
+    if constexpr (WEIGHTS > 1) to_bias = read(dbias, at);
+    _Pragma("GCC unroll 2") for (int r = 0; r < ROWS; ++r) {
+      const Back<X, D>& row = rows[r];
+      fetch(next_dy[r], at);
+      fetch(next_x[r], at);
+      const auto d = read(row.dy, at);
+      auto hat = read(row.x, at);
+      if constexpr (CENTER) hat = hat - row.mean;
+      hat = hat * row.rstd;
+      auto g = d * scale;
+      if constexpr (CENTER) g = g - row.level;
+      g = fma(g, row.rstd, hat * row.along_hat);
+      if constexpr (SUM) g = g + read(row.dsum, at);
+      write(row.dx, at, g, past);
+      if constexpr (WEIGHTS > 0) to_gain = fma(d, hat, to_gain);
+      if constexpr (WEIGHTS > 1) to_bias = to_bias + d;
+    }
+    if constexpr (WEIGHTS > 0) write(dgain, at, to_gain);
+    if constexpr (WEIGHTS > 1) write(dbias, at, to_bias);
   });
 }
 
@@ -276,20 +299,19 @@ constexpr A FARTHEST = sizeof(A) == 4 ? (A)0x1p-107f : (A)0x1p-1003;
 // The same for a centred row with such a root, by halves of x and mean; element by element, for it is rare.
 template <class X, class D>
 NW_APART void backward_far_row(
-    const D* dy, const X* x, const X* dsum, X* dx, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n,
-    Acc<X> mean, Acc<X> rstd, Acc<X> share, int weights) {
+    const Back<X, D>& row, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n, Acc<X> share, int weights) {
   using A = Acc<X>;
-  const auto hat = [&](int64_t i) NW_ALWAYS { return (load1(x + i) / 2 - mean / 2) * (2 * rstd); };
+  const auto hat = [&](int64_t i) NW_ALWAYS { return (load1(row.x + i) / 2 - row.mean / 2) * (2 * row.rstd); };
   A dots = 0, sums = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const A g = load1(dy + i) * gain[position(i, n, PAIRED<X, D>)];
+    const A g = load1(row.dy + i) * gain[position(i, n, PAIRED<X, D>)];
     dots += g * hat(i), sums += g;
   }
   const A along_hat = dots * share, level = sums / (A)n;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t at = position(i, n, PAIRED<X, D>);
-    const A d = load1(dy + i), g = (d * gain[at] - hat(i) * along_hat - level) * rstd;
-    store1(dx + i, dsum ? g + load1(dsum + i) : g);
+    const A d = load1(row.dy + i), g = (d * gain[at] - hat(i) * along_hat - level) * row.rstd;
+    store1(row.dx + i, row.dsum ? g + load1(row.dsum + i) : g);
     if (weights > 0) dgain[at] += d * hat(i);
     if (weights > 1) dbias[at] += d;
   }
@@ -308,6 +330,11 @@ template <class X, class D, bool CENTER, bool SUM, int WEIGHTS>
 void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
   using A = Acc<X>;
   const int64_t n = a.size;
+  const A* gain = (const A*)a.gain;
+  const auto dy_at = [&](int64_t row) NW_ALWAYS { return (const D*)a.dy + row * a.dy_stride; };
+  const auto x_at = [&](int64_t row) NW_ALWAYS { return (const X*)a.x + row * a.x_stride; };
+  // Two rows in one page of memory would be one stream to what reads memory ahead, and an odd one.
+  const bool together = n * (int64_t)sizeof(X) > 4096;
   A* scratch = nullptr;
   for (int64_t block = begin; block < end; ++block) {
     const int64_t first = block * a.rows / a.blocks, last = (block + 1) * a.rows / a.blocks;
@@ -316,23 +343,37 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
       for (int64_t i = 0; i < WEIGHTS * n; ++i) high[i] = 0;
       if (last - first > LEVEL) dgain = scratch = scratch ? scratch : new A[WEIGHTS * n]();
     }
-    for (int64_t row = first; row < last; ++row) {
-      const A rstd = ((const A*)a.rstd)[row], mean = CENTER ? ((const A*)a.mean)[row] : (A)0;
-      A share = root_share(rstd, (A)a.eps, a.code);
-      if ((a.code & KIND) != L2) share /= (A)n;
-      const D* dy = (const D*)a.dy + row * a.dy_stride;
-      const X* x = (const X*)a.x + row * a.x_stride;
-      const X* dsum = SUM ? (const X*)a.dsum + row * a.dsum_stride : nullptr;
-      X* dx = (X*)a.dx + row * n;
-      const int64_t next = least(row + 1, a.rows - 1);
-      const A* gain = (const A*)a.gain;
-      if (CENTER && __builtin_expect(rstd < FARTHEST<A>, 0))
-        backward_far_row(dy, x, dsum, dx, gain, dgain, dgain + n, n, mean, rstd, share, WEIGHTS);
+    const auto backward = [&](int64_t from, auto times) NW_ALWAYS {
+      constexpr int ROWS = decltype(times)::VALUE;
+      Back<X, D> rows[ROWS];
+      const D* next_dy[ROWS];
+      const X* next_x[ROWS];
+      A shares[ROWS];
+      bool far = false;
+      for (int r = 0; r < ROWS; ++r) {
+        const int64_t row = from + r, next = least(row + ROWS, a.rows - 1);
+        const A rstd = ((const A*)a.rstd)[row], mean = CENTER ? ((const A*)a.mean)[row] : (A)0;
+        rows[r] = {dy_at(row), x_at(row), SUM ? (const X*)a.dsum + row * a.dsum_stride : nullptr,
+                   (X*)a.dx + row * n, mean, rstd, 0, 0};
+        next_dy[r] = dy_at(next), next_x[r] = x_at(next);
+        shares[r] = root_share(rstd, (A)a.eps, a.code);
+        if ((a.code & KIND) != L2) shares[r] /= (A)n;
+        far = far || (CENTER && rstd < FARTHEST<A>);
+      }
+      if (__builtin_expect(far, 0)) {
+        for (int r = 0; r < ROWS; ++r)
+          backward_far_row(rows[r], gain, dgain, dgain + n, n, shares[r], WEIGHTS);
+        return;
+      }
+      for (int r = 0; r < ROWS; ++r) sum_back<X, D, CENTER>(rows[r], gain, n, shares[r]);
+      apply_back<X, D, CENTER, SUM, WEIGHTS, ROWS>(rows, gain, dgain, dgain + n, n, next_dy, next_x, a.stream);
+    };
+    for (int64_t row = first; row < last;) {
+      if (together && row + 2 <= last)
+        backward(row, Times<2>{}), row += 2;
       else
-        backward_row<X, D, CENTER, SUM, WEIGHTS>(
-            dy, x, dsum, dx, gain, dgain, dgain + n, n, mean, rstd, share, (const D*)a.dy + next * a.dy_stride,
-            (const X*)a.x + next * a.x_stride, a.stream);
-      if (WEIGHTS > 0 && dgain != high && ((row - first) % LEVEL == LEVEL - 1 || row == last - 1))
+        backward(row, Times<1>{}), row += 1;
+      if (WEIGHTS > 0 && dgain != high && ((row - first) % LEVEL == 0 || row == last))
         raise_level(high, dgain, WEIGHTS * n);
     }
   }

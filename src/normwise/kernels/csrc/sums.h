@@ -171,14 +171,17 @@ NW_INLINE void unpair(W<float>& even, W<float>& odd) {
   odd = __builtin_shuffle(a, b, (Wide<float>::Places){4, 12, 5, 13, 6, 14, 7, 15});
 }
 
-template <int N>
-struct Times {
-  static constexpr int VALUE = N;
+// The row to come, or null. It is asked for while this one is measured: that takes the processor longer than a sum of
+// squares does, and memory would have nothing to do.
+template <class T>
+struct Ahead {
+  const T* row = nullptr;
+  bool near = false;  // into the first-level cache, else into the second
 };
 
 // Welford's recurrence over `steps` vectors, for QUEUES independent sets at once to hide its latency.
 template <class A, class T, int QUEUES, int SPAN>
-NW_INLINE void welford(const T* x, int64_t steps, Moments<W<A>>* sets) {
+NW_INLINE void welford(const T* x, int64_t steps, Moments<W<A>>* sets, Ahead<T> ahead) {
   constexpr int64_t WIDTH = 32 / sizeof(A);
   static constexpr A SHARES[16] = {A(1),      A(1) / 2,  A(1) / 3,  A(1) / 4,  A(1) / 5,  A(1) / 6,  A(1) / 7,  A(1) / 8,
                                    A(1) / 9,  A(1) / 10, A(1) / 11, A(1) / 12, A(1) / 13, A(1) / 14, A(1) / 15, A(1) / 16};
@@ -186,6 +189,11 @@ NW_INLINE void welford(const T* x, int64_t steps, Moments<W<A>>* sets) {
   for (int64_t step = 0; step < steps; ++step) {
     const W<A> share = SHARES[step] - W<A>{};
     W<A> v[QUEUES * SPAN];
+    if (ahead.row && step % 2 == 0)  // a line of memory is two steps
+      _Pragma("GCC unroll 8") for (int q = 0; q < QUEUES; ++q) {
+        const T* next = ahead.row + (q * 16 + step) * SPAN * WIDTH;
+        ahead.near ? __builtin_prefetch(next, 0, 3) : __builtin_prefetch(next, 0, 2);
+      }
     _Pragma("GCC unroll 8") for (int q = 0; q < QUEUES; ++q) {
       const T* from = x + (q * 16 + step) * SPAN * WIDTH;
       if constexpr (__is_same(T, Bf16)) {
@@ -227,7 +235,7 @@ NW_INLINE Moments<W<A>> merged(const Moments<W<A>>* sets) {
 }
 
 template <class T>
-NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n) {
+NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n, Ahead<T> ahead) {
   using A = Acc<T>;
   constexpr int64_t WIDTH = 32 / sizeof(A), CHUNK = 16;
   constexpr int SPAN = sizeof(A) / sizeof(T);  // vectors of A in one vector of T
@@ -257,7 +265,8 @@ NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n) {
     constexpr int QUEUES = decltype(times)::VALUE, LEVEL = __builtin_ctz(QUEUES);
     for (; (chunk + QUEUES) * CHUNK <= vectors; chunk += QUEUES) {
       Moments<W<A>> sets[QUEUES * SPAN];
-      welford<A, T, QUEUES, SPAN>(x + chunk * CHUNK * WIDTH * SPAN, CHUNK, sets);
+      const int64_t from = chunk * CHUNK * WIDTH * SPAN;
+      welford<A, T, QUEUES, SPAN>(x + from, CHUNK, sets, ahead.row ? Ahead<T>{ahead.row + from, ahead.near} : ahead);
       const int64_t level = least(last, LEVEL);
       put(level, QUEUES * CHUNK * SPAN, merged<A, SPAN, QUEUES>(sets));
       raise(level, (chunk + QUEUES) >> level);
@@ -269,7 +278,7 @@ NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n) {
   while (chunk < chunks) {
     Moments<W<A>> sets[SPAN];
     const int64_t steps = least(CHUNK, vectors - chunk * CHUNK);
-    welford<A, T, 1, SPAN>(x + chunk * CHUNK * WIDTH * SPAN, steps, sets);
+    welford<A, T, 1, SPAN>(x + chunk * CHUNK * WIDTH * SPAN, steps, sets, {});
     for (int half = 0; half < SPAN; ++half) put(0, steps, sets[half]);
     raise(0, ++chunk);
   }

@@ -261,6 +261,8 @@ NW_INLINE void store_past(void* p, Vector v) {
   memcpy(p, &v, sizeof v);
 }
 
+NW_INLINE bool begins_a_line(const void* p) { return (uintptr_t)p % 64 == 0; }
+
 // Before other threads may read what was streamed.
 NW_INLINE void stream_end() {
 #if defined(__x86_64__)
