@@ -21,7 +21,8 @@ from setuptools.command.build_ext import build_ext
 SOURCES = Path("src/normwise/kernels/csrc")
 TORCH_2_10 = "0x020a000000000000"
 COMMON = [
-    "-O3",
+    "-O2",  # the loops are written as vectors: -O3 makes them no faster, and takes half as long again
+    "-ftree-vectorize",
     "-std=c++17",
     "-fvisibility=hidden",
     "-Wall",

@@ -19,20 +19,6 @@ constexpr int64_t ROWS_MEASURED = 32, ROWS_MOST = 64;
 template <class T>
 constexpr bool IN_PAIRS = __is_same(T, Bf16);  // x, y, dy and dx are of one type
 
-// From here on a channel is measured again, scaled by a power of two: squares may have overflowed.
-template <class A>
-struct Limits;
-template <>
-struct Limits<float> {
-  static constexpr int LARGE = 40;
-  static constexpr double SQUARES = 0x1p80, MEAN = 0x1p40;
-};
-template <>
-struct Limits<double> {
-  static constexpr int LARGE = 320;
-  static constexpr double SQUARES = 0x1p640, MEAN = 0x1p320;
-};
-
 // -- masks: bytes of 0 and 1 ---------------------------------------------------------------------------
 
 template <class A>
@@ -466,7 +452,7 @@ NW_APART ScaledMoments measure_channel(const Batch& b, const T* x, int64_t chann
     if (!(size <= peak) && peak == peak) peak = size;
   });
   if (!(peak < __builtin_huge_val())) return {__builtin_nan(""), __builtin_nan(""), 1};
-  constexpr int LARGE = Limits<Acc<T>>::LARGE;
+  constexpr int LARGE = Range<Acc<T>>::LARGE;
   const int exponent = peak > 0 ? __builtin_ilogb(peak) : 0;
   const double power = exponent > LARGE ? __builtin_ldexp(1.0, LARGE - exponent) : 1.0;
   each_real(b, channel, [&](int64_t i) { sum += load1(x + i) * power; });
@@ -536,7 +522,7 @@ void batch_merge(const BatchMerge& a, int64_t begin, int64_t end) {
   for (int64_t c = begin; c < end; ++c) {
     double mean = before > 0 ? m.means[c] : missing, variance = before > 0 ? m.squares[c] / before : missing;
     double power = 1;
-    if (before > 0 && !(variance < Limits<A>::SQUARES && magnitude(mean) < Limits<A>::MEAN)) {
+    if (before > 0 && !(variance < Range<A>::SQUARES && magnitude(mean) < Range<A>::MEAN)) {
       const ScaledMoments again = measure_channel(b, (const T*)m.x, c, before);
       mean = again.mean, variance = again.variance, power = again.power;
     }

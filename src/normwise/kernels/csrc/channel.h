@@ -99,19 +99,14 @@ void forward_channels(const Channels& a, int64_t begin, int64_t end) {
       const A own = gain[c], shift = bias ? bias[c] : (A)0;
       const A* in = buffer + c * tile;
       Out* out = y + c * a.length;
-      const auto finish = [&](auto v, auto at) NW_ALWAYS {
-        if constexpr (ROUND) v = rounded(v, T{});
-        write(out, at, v * own + shift);
-      };
-      const auto numerator = [&](auto at) NW_ALWAYS {
+      const bool divide = a.code & DIVIDE;
+      along<A, false>(positions, [&](auto at) NW_ALWAYS {
         auto v = read(in, at);
         if constexpr (CENTER) v = v - read(mean, at);
-        return v;
-      };
-      if (a.code & DIVIDE)
-        along<A, false>(positions, [&](auto at) NW_ALWAYS { finish(numerator(at) / read(by, at), at); });
-      else
-        along<A, false>(positions, [&](auto at) NW_ALWAYS { finish(numerator(at) * read(by, at), at); });
+        v = divide ? v / read(by, at) : v * read(by, at);
+        if constexpr (ROUND) v = rounded(v, T{});
+        write(out, at, v * own + shift);
+      });
     }
   }
   delete[] buffer;

@@ -196,10 +196,6 @@ NW_INLINE void backward_gated_last(
   });
 }
 
-// Gradients of the gain are added up in two levels, a few rows at a time, as exactly as torch's sums over rows are:
-// of 1024 rows at most 32 + 32 numbers stand one after the other.
-constexpr int64_t FEW_ROWS = 32;
-
 template <class X, class D, bool FIRST, bool WEIGHTS>
 void gated_blocks(const GatedBackward& a, int64_t begin, int64_t end) {
   using A = Acc<X>;
@@ -226,11 +222,7 @@ void gated_blocks(const GatedBackward& a, int64_t begin, int64_t end) {
         else
           backward_gated_last<X, D, WEIGHTS>(dy, x, act, slope, dx, dz, gain, dgain, n, rstd);
       }
-      if (WEIGHTS && ((row + 1) % FEW_ROWS == 0 || row + 1 == last))
-        for (int64_t i = 0; i < width; ++i) {
-          sums[i] += dgains[i];
-          dgains[i] = 0;
-        }
+      if (WEIGHTS && ((row + 1) % LEVEL == 0 || row + 1 == last)) raise_level(sums, dgains, width);
     }
   }
   delete[] scratch;

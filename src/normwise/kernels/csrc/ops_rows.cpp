@@ -110,7 +110,15 @@ std::tuple<Tensor, Tensor, Tensor> norm_rows_backward(
   const Widened gain(weight, rows.dtype, size, offset, code & OFFSET_IN_WEIGHT_DTYPE, paired, "weight");
   const int weights = needs & 4 ? 2 : needs & 2 ? 1 : 0;
   const int64_t blocks = blocks_of(rows.rows, size);
-  const std::unique_ptr<char[]> parts(new char[weights ? blocks * weights * size * bytes_of(sums) : 1]);
+  // The sums of one block, in the dtype of the weight, are its gradient; those of several are added up.
+  const bool one = weight && weight->numel() == 1 && size != 1;
+  const bool whole = blocks == 1 && held == sums && !paired && !one;
+  const int64_t bytes = blocks * size * bytes_of(sums);
+  const std::unique_ptr<char[]> parts(new char[whole ? 1 : weights * bytes]);
+  const Tensor dgain = empty_as(x, {whole && weights ? size : 0}, sums);
+  const Tensor dbias = empty_as(x, {whole && weights == 2 ? size : 0}, sums);
+  char* const gains = whole ? (char*)dgain.mutable_data_ptr() : parts.get();
+  char* const biases = whole ? (char*)dbias.mutable_data_ptr() : parts.get() + bytes;
   const Tensor dx = empty_shaped(x, rows.dtype);
   STD_TORCH_CHECK(
       stats.numel() == (centers(code) ? 2 : 1) * rows.rows && dtype_of(stats, "stats") == sums,
@@ -120,20 +128,19 @@ std::tuple<Tensor, Tensor, Tensor> norm_rows_backward(
   const RowsBackward args{
       upstream.data(), upstream.stride, stream ? stream->data() : nullptr, stream ? stream->stride : 0, rows.data(),
       rows.stride, kept, centers(code) ? kept + rows.rows * bytes_of(sums) : kept, gain.data(), dx.mutable_data_ptr(),
-      parts.get(), weights, rows.rows, blocks, size, code, eps,
+      gains, biases, weights, rows.rows, blocks, size, code, eps,
       streams(dx, rows.rows * size * (bytes_of(rows.dtype) + bytes_of(upstream.dtype)), size * bytes_of(rows.dtype))};
   if (rows.rows > 0) {
     in_parallel(blocks, rows.rows * size / blocks, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
   } else if (weights) {
-    std::fill_n(parts.get(), blocks * weights * size * bytes_of(sums), 0);
+    std::fill_n(gains, bytes, 0);
+    if (weights == 2) std::fill_n(biases, bytes, 0);
   }
-  const bool one = weight && weight->numel() == 1 && size != 1;
-  const int64_t stride = weights * size;
-  const auto none = [&] { return empty_as(x, {0}, sums); };
-  return {
-      dx, needs & 2 ? merged(x, {parts.get(), nullptr, blocks, stride, size, paired}, held, one) : none(),
-      needs & 4 ? merged(x, {parts.get() + size * bytes_of(sums), nullptr, blocks, stride, size, paired}, held, false)
-                : none()};
+  if (whole) return {dx, needs & 2 ? dgain : empty_as(x, {0}, sums), dbias};
+  const auto total = [&](bool needed, const char* sum, bool single) {
+    return needed ? merged(x, {sum, nullptr, blocks, size, size, paired}, held, single) : empty_as(x, {0}, sums);
+  };
+  return {dx, total(needs & 2, gains, one), total(needs & 4, biases, false)};
 }
 
 }  // namespace

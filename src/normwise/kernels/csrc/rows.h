@@ -8,20 +8,6 @@
 
 namespace normwise::NW_ISA {
 
-// A row whose squares cannot be summed safely is scaled by a power of two first: from 2^LARGE up, as eager does.
-template <class A>
-struct Range;
-template <>
-struct Range<float> {
-  static constexpr int LARGE = 40;
-  static constexpr float SQUARES = 0x1p80f, MEAN = 0x1p40f;
-};
-template <>
-struct Range<double> {
-  static constexpr int LARGE = 320;
-  static constexpr double SQUARES = 0x1p640, MEAN = 0x1p320;
-};
-
 template <class A>
 struct Measured {
   A mean;
@@ -64,7 +50,8 @@ NW_INLINE A root_of(A statistic, A eps, int64_t code) {
   }
 }
 
-enum Quotient { PRODUCT, CENTRED_PRODUCT, QUOTIENT, TORCH };
+// How xhat is made: as torch's layer_norm, by a product with 1 / root, or (x - mean) by a product or a quotient.
+enum Quotient { TORCH, PRODUCT, ANY };
 
 // Whether rows of these two types are read in pairs; gain, bias and sums are then laid out in that order.
 template <class X, class Y>
@@ -74,20 +61,20 @@ constexpr bool PAIRED = __is_same(X, Bf16) && __is_same(Y, Bf16);
 // the mean into an addend in half precision only.
 template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
 NW_INLINE void apply(
-    const T* x, Out* y, const Acc<T>* gain, const Acc<T>* bias, int64_t n, Acc<T> mean, Acc<T> by, const T* ahead,
-    bool past) {
+    const T* x, Out* y, const Acc<T>* gain, const Acc<T>* bias, int64_t n, Acc<T> mean, Acc<T> by, bool divide,
+    const T* ahead, bool past) {
   using A = Acc<T>;
   constexpr bool FOLDED = QUOTIENT_KIND == TORCH && sizeof(T) == 2;
   const A shift = -by * mean;
   along<A, PAIRED<T, Out>>(n, [&](auto at) NW_ALWAYS {
     if constexpr (QUOTIENT_KIND != TORCH) fetch(ahead, at);
     auto v = read(x, at);
-    if constexpr (QUOTIENT_KIND == QUOTIENT)
-      v = (v - mean) / by;
-    else if constexpr (FOLDED)
+    if constexpr (FOLDED)
       v = fma(v, by, shift);
     else if constexpr (QUOTIENT_KIND == PRODUCT)
       v = v * by;
+    else if (QUOTIENT_KIND == ANY && divide)
+      v = (v - mean) / by;
     else
       v = (v - mean) * by;
     if constexpr (ROUND) v = rounded(v, T{});
@@ -173,6 +160,7 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const Measured<A> found = lead || row == begin ? next : measured(row);
     const A divisor = root_of(found.statistic, (A)a.eps, a.code), rstd = (A)1 / divisor;
+    const bool divide = QUOTIENT_KIND == ANY && (a.code & DIVIDE);
     if (lead && row + 1 < end) next = measured(row + 1);
     const T* x = row_at(row);
     Out* y = (Out*)a.y + row * a.size;
@@ -181,7 +169,7 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
       factors = norm_large_row(x, y, a, found.mean, found.statistic);
     else
       apply<T, Out, QUOTIENT_KIND, ROUND, BIAS>(
-          x, y, (const A*)a.gain, (const A*)a.bias, a.size, found.mean, QUOTIENT_KIND == QUOTIENT ? divisor : rstd,
+          x, y, (const A*)a.gain, (const A*)a.bias, a.size, found.mean, divide ? divisor : rstd, divide,
           row_at(least(row + 1 + lead, end - 1)), a.stream);
     if (a.mean) ((A*)a.mean)[row] = factors.mean;
     if (a.rstd) ((A*)a.rstd)[row] = factors.rstd;
@@ -191,7 +179,8 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
 
 template <class T, class Out, int QUOTIENT_KIND>
 NW_INLINE void forward_any(const RowsForward& a, int64_t begin, int64_t end) {
-  constexpr bool HALF = sizeof(T) == 2;  // elsewhere there is nothing to round
+  // elsewhere there is nothing to round, and torch's layer_norm does not
+  constexpr bool HALF = sizeof(T) == 2 && QUOTIENT_KIND != TORCH;
   if (HALF && (a.code & ROUND_BEFORE_WEIGHT))
     return a.bias ? forward_rows<T, Out, QUOTIENT_KIND, HALF, true>(a, begin, end)
                   : forward_rows<T, Out, QUOTIENT_KIND, HALF, false>(a, begin, end);
@@ -202,8 +191,7 @@ NW_INLINE void forward_any(const RowsForward& a, int64_t begin, int64_t end) {
 template <class T, class Out>
 void rows_forward(const RowsForward& a, int64_t begin, int64_t end) {
   if ((a.code & KIND) == TORCH_LAYER) return forward_any<T, Out, TORCH>(a, begin, end);
-  if (a.code & DIVIDE) return forward_any<T, Out, QUOTIENT>(a, begin, end);
-  if (centers(a.code)) return forward_any<T, Out, CENTRED_PRODUCT>(a, begin, end);
+  if (centers(a.code) || (a.code & DIVIDE)) return forward_any<T, Out, ANY>(a, begin, end);
   return forward_any<T, Out, PRODUCT>(a, begin, end);
 }
 
@@ -262,7 +250,7 @@ NW_INLINE void sum_back(Back<X, D>& row, const Acc<X>* gain, int64_t n, Acc<X> s
 }
 
 // Gradients of some rows together: gains and their sums are then read and written once for all of them.
-template <class X, class D, bool CENTER, bool SUM, int WEIGHTS, int ROWS>
+template <class X, class D, bool CENTER, int WEIGHTS, int ROWS>
 NW_INLINE void apply_back(
     const Back<X, D>* rows, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n, const D* const* next_dy,
     const X* const* next_x, bool past) {
@@ -282,7 +270,7 @@ NW_INLINE void apply_back(
       auto g = d * scale;
       if constexpr (CENTER) g = g - row.level;
       g = fma(g, row.rstd, hat * row.along_hat);
-      if constexpr (SUM) g = g + read(row.dsum, at);
+      if (row.dsum) g = g + read(row.dsum, at);
       write(row.dx, at, g, past);
       if constexpr (WEIGHTS > 0) to_gain = fma(d, hat, to_gain);
       if constexpr (WEIGHTS > 1) to_bias = to_bias + d;
@@ -326,7 +314,7 @@ NW_INLINE void raise_level(A* high, A* low, int64_t n) {
   for (int64_t i = 0; i < n; ++i) high[i] += low[i], low[i] = 0;
 }
 
-template <class X, class D, bool CENTER, bool SUM, int WEIGHTS>
+template <class X, class D, bool CENTER, int WEIGHTS>
 void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
   using A = Acc<X>;
   const int64_t n = a.size;
@@ -338,11 +326,13 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
   A* scratch = nullptr;
   for (int64_t block = begin; block < end; ++block) {
     const int64_t first = block * a.rows / a.blocks, last = (block + 1) * a.rows / a.blocks;
-    A *high = (A*)a.parts + block * a.weights * n, *dgain = high;
-    if constexpr (WEIGHTS > 0) {
-      for (int64_t i = 0; i < WEIGHTS * n; ++i) high[i] = 0;
-      if (last - first > LEVEL) dgain = scratch = scratch ? scratch : new A[WEIGHTS * n]();
-    }
+    A *const gains = WEIGHTS > 0 ? (A*)a.dgain + block * n : nullptr;
+    A *const biases = WEIGHTS > 1 ? (A*)a.dbias + block * n : nullptr;
+    if constexpr (WEIGHTS > 0) memset(gains, 0, n * sizeof(A));
+    if constexpr (WEIGHTS > 1) memset(biases, 0, n * sizeof(A));
+    const bool levels = WEIGHTS > 0 && last - first > LEVEL;
+    if (levels && !scratch) scratch = new A[WEIGHTS * n]();
+    A *const dgain = levels ? scratch : gains, *const dbias = levels ? scratch + n : biases;
     const auto backward = [&](int64_t from, auto times) NW_ALWAYS {
       constexpr int ROWS = decltype(times)::VALUE;
       Back<X, D> rows[ROWS];
@@ -353,7 +343,7 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
       for (int r = 0; r < ROWS; ++r) {
         const int64_t row = from + r, next = least(row + ROWS, a.rows - 1);
         const A rstd = ((const A*)a.rstd)[row], mean = CENTER ? ((const A*)a.mean)[row] : (A)0;
-        rows[r] = {dy_at(row), x_at(row), SUM ? (const X*)a.dsum + row * a.dsum_stride : nullptr,
+        rows[r] = {dy_at(row), x_at(row), a.dsum ? (const X*)a.dsum + row * a.dsum_stride : nullptr,
                    (X*)a.dx + row * n, mean, rstd, 0, 0};
         next_dy[r] = dy_at(next), next_x[r] = x_at(next);
         shares[r] = root_share(rstd, (A)a.eps, a.code);
@@ -362,37 +352,37 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
       }
       if (__builtin_expect(far, 0)) {
         for (int r = 0; r < ROWS; ++r)
-          backward_far_row(rows[r], gain, dgain, dgain + n, n, shares[r], WEIGHTS);
+          backward_far_row(rows[r], gain, dgain, dbias, n, shares[r], WEIGHTS);
         return;
       }
       for (int r = 0; r < ROWS; ++r) sum_back<X, D, CENTER>(rows[r], gain, n, shares[r]);
-      apply_back<X, D, CENTER, SUM, WEIGHTS, ROWS>(rows, gain, dgain, dgain + n, n, next_dy, next_x, a.stream);
+      apply_back<X, D, CENTER, WEIGHTS, ROWS>(rows, gain, dgain, dbias, n, next_dy, next_x, a.stream);
     };
     for (int64_t row = first; row < last;) {
       if (together && row + 2 <= last)
         backward(row, Times<2>{}), row += 2;
       else
         backward(row, Times<1>{}), row += 1;
-      if (WEIGHTS > 0 && dgain != high && ((row - first) % LEVEL == 0 || row == last))
-        raise_level(high, dgain, WEIGHTS * n);
+      if (levels && ((row - first) % LEVEL == 0 || row == last)) {
+        raise_level(gains, dgain, n);
+        if constexpr (WEIGHTS > 1) raise_level(biases, dbias, n);
+      }
     }
   }
   delete[] scratch;
   if (a.stream) stream_end();
 }
 
-template <class X, class D, bool CENTER, bool SUM>
+template <class X, class D, bool CENTER>
 NW_INLINE void backward_weights(const RowsBackward& a, int64_t begin, int64_t end) {
-  if (a.weights == 0) return backward_blocks<X, D, CENTER, SUM, 0>(a, begin, end);
-  if (a.weights == 1) return backward_blocks<X, D, CENTER, SUM, 1>(a, begin, end);
-  return backward_blocks<X, D, CENTER, SUM, 2>(a, begin, end);
+  if (a.weights == 0) return backward_blocks<X, D, CENTER, 0>(a, begin, end);
+  if (a.weights == 1) return backward_blocks<X, D, CENTER, 1>(a, begin, end);
+  return backward_blocks<X, D, CENTER, 2>(a, begin, end);
 }
 
 template <class X, class D>
 void rows_backward(const RowsBackward& a, int64_t begin, int64_t end) {
-  if (centers(a.code))
-    return a.dsum ? backward_weights<X, D, true, true>(a, begin, end) : backward_weights<X, D, true, false>(a, begin, end);
-  return a.dsum ? backward_weights<X, D, false, true>(a, begin, end) : backward_weights<X, D, false, false>(a, begin, end);
+  return centers(a.code) ? backward_weights<X, D, true>(a, begin, end) : backward_weights<X, D, false>(a, begin, end);
 }
 
 // -- gains and their gradients ------------------------------------------------------------------------

@@ -35,7 +35,7 @@ struct RowsForward {
   bool stream;  // whether y is written past the cache
 };
 
-// Gradients of the above. `parts` holds one row of sums for each block of rows: those of the gain, then of the bias.
+// Gradients of the above. `dgain` and `dbias` hold a row of sums for each block of rows.
 struct RowsBackward {
   const void* dy;
   int64_t dy_stride;
@@ -44,9 +44,9 @@ struct RowsBackward {
   const void* x;
   int64_t x_stride;
   const void *mean, *rstd, *gain;
-  void* dx;     // rows without gaps
-  void* parts;  // [blocks, weights, size], or null
-  int weights;  // 0: none, 1: of the gain, 2: and of the bias
+  void* dx;              // rows without gaps
+  void *dgain, *dbias;   // [blocks, size] as far as `weights` wants them
+  int weights;           // 0: none, 1: of the gain, 2: and of the bias
   int64_t rows, blocks, size, code;
   double eps;
   bool stream;  // whether dx is written past the cache

@@ -102,6 +102,20 @@ NW_INLINE double magnitude(double a) { return __builtin_fabs(a); }
 NW_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 NW_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// What cannot be squared and summed safely is scaled by a power of two first: from 2^LARGE up, as eager does.
+template <class A>
+struct Range;
+template <>
+struct Range<float> {
+  static constexpr int LARGE = 40;
+  static constexpr float SQUARES = 0x1p80f, MEAN = 0x1p40f;
+};
+template <>
+struct Range<double> {
+  static constexpr int LARGE = 320;
+  static constexpr double SQUARES = 0x1p640, MEAN = 0x1p320;
+};
+
 // -- half precision -------------------------------------------------------------------------------
 
 NW_INLINE F32 widen(U16 bits, Bf16) { return (F32)(__builtin_convertvector(bits, U32) << 16); }
