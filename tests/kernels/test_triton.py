@@ -199,6 +199,11 @@ def test_the_part_serves_specs_with_gradients(
     interpreted(operator_cases.check_through_autograd, spec, dtype, weight)
 
 
+@pytest.mark.parametrize("name", operator_cases.LAYERS)
+def test_passes_the_conformance_suite(interpreted: Run, name: str) -> None:
+    assert interpreted(operator_cases.failed_checks, name) == []
+
+
 @of_each_kind
 @pytest.mark.parametrize("name", ["float32", "promoted", "plain", "add to a wide sum", "add halves"])
 @pytest.mark.parametrize("size", [1, 24])

@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from normwise import layers
 from normwise.kernels import eager
 from normwise.spec import NormSpec, reference
+from normwise.testing import conformance
 from tests.kernels.triton_cases import RMS, Case, assert_near, randn, rows
 
 
@@ -133,3 +135,44 @@ def check_guard() -> None:
     with mock.patch("torch.cuda.device", Device):
         rows()._launch(Program(), (1,), rows().MERGE, tensor)
     assert current == [torch.device("cuda", 1)]
+
+
+class Interpreted(torch.nn.Module):
+    """A layer whose calls go to the interpreted programs as on a GPU, and to ``eager`` where they are refused."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.spec, self.weight, self.bias = layer.spec, layer.weight, layer.bias
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        """Normalize ``x``, or add ``residual`` and return the sum too."""
+        from normwise.kernels import triton
+
+        plan = triton.cpu.plan_of(self.spec)
+        why = triton.refusal_of_code(plan.code, x.dtype) or plan.refusal(x, self.weight, self.bias, None)
+        if why is None:
+            y, summed = apply(self.spec, x, residual, self.weight, self.bias)
+        else:
+            summed = None if residual is None else x + residual
+            y = eager.forward(self.spec, x if summed is None else summed, self.weight, self.bias)
+        return y if residual is None else (y, summed)
+
+
+LAYERS: dict[str, tuple[Any, bool]] = {  # and whether they add a residual
+    "RMSNorm": (layers.RMSNorm, False),
+    "LayerNorm": (layers.LayerNorm, False),
+    "gemma": (lambda size: layers.RMSNorm.like("gemma", size), False),
+    "llama": (lambda size: layers.RMSNorm.like("llama", size), False),
+    "AddRMSNorm": (layers.AddRMSNorm, True),
+    "AddLayerNorm": (layers.AddLayerNorm, True),
+}
+
+
+def failed_checks(name: str) -> list[str]:
+    """Return what fails of the conformance suite for the programs of a layer."""
+    make, residual = LAYERS[name]
+    try:
+        conformance(lambda size: Interpreted(make(size)), make(1).spec, residual=residual)
+    except AssertionError as error:
+        return str(error).splitlines()[1:]
+    return []
