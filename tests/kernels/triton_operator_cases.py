@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from normwise import layers
 from normwise.kernels import eager
+from normwise.kernels._plans import RowPlan
 from normwise.spec import NormSpec, reference
 from normwise.testing import conformance
 from tests.kernels.triton_cases import RMS, Case, assert_near, randn, rows
@@ -149,6 +150,7 @@ class Interpreted(torch.nn.Module):
         from normwise.kernels import triton
 
         plan = triton.cpu.plan_of(self.spec)
+        assert isinstance(plan, RowPlan)
         why = triton.refusal_of_code(plan.code, x.dtype) or plan.refusal(x, self.weight, self.bias, None)
         if why is None:
             y, summed = apply(self.spec, x, residual, self.weight, self.bias)
