@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
-import random
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from normwise import kernels
-from tests.kernels import fuzz
+from normwise.spec import NormSpec
 from tests.kernels.cpu_cases import needs_library
+from tests.kernels.fuzz_calls import FAMILIES, LARGE, Call, Draw
+from tests.kernels.fuzz_judge import check, refusal
+from tests.kernels.group_cases import threads
 
 # Poisoned: torch fills what it hands out with NaN, glibc fills what the kernels take for themselves.
 _PROGRAM = """
@@ -23,7 +29,6 @@ torch.use_deterministic_algorithms(True)
 torch.utils.deterministic.fill_uninitialized_memory = True
 assert torch.empty(3).isnan().all()
 from tests.kernels import fuzz
-from tests.kernels.cpu_cases import needs_library
 sys.exit(fuzz.main(sys.argv[1:]))
 """
 
@@ -33,9 +38,9 @@ def test_the_kernels_were_compiled_where_they_can_be() -> None:
     assert kernels.cpu.unavailable() is None
 
 
-def run(seconds: float, seed: int, **environment: str) -> str:
+def run(seconds: float, seed: int, *options: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, "--seconds", str(seconds), "--seed", str(seed)],
+        [sys.executable, "-c", _PROGRAM, "--seconds", str(seconds), "--seed", str(seed), *options],
         env={**os.environ, "MALLOC_PERTURB_": "77", **environment},
         cwd=Path(__file__).parents[2],
         capture_output=True,
@@ -49,27 +54,89 @@ def run(seconds: float, seed: int, **environment: str) -> str:
 @needs_library
 @pytest.mark.parametrize("instructions", ["baseline", "avx2", "avx512"])
 def test_random_calls_agree_with_the_definition_on_any_number_of_threads(instructions: str) -> None:
-    said = run(3, seed=len(instructions), NORMWISE_ISA=instructions)
+    said = run(1.5, len(instructions), "--large", "0", NORMWISE_ISA=instructions)
     assert ", 0 wrong" in said
+    assert all(f"{family}: " in said for family in FAMILIES)
 
 
 @needs_library
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_many_random_calls(seed: int) -> None:
-    assert ", 0 wrong" in run(60, seed=1000 + seed)
+    assert ", 0 wrong" in run(60, 1000 + seed)
 
 
 @needs_library
-def test_the_judge_sees_small_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = kernels.forward
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", LARGE)
+def test_outputs_that_are_written_past_the_cache(name: str, seed: int) -> None:
+    with threads(1):
+        call = LARGE[name](Draw(seed))
+        assert call.x.nbytes + call.dy.nbytes >= 32 << 20  # dy is as large as y
+        assert call.dy.nbytes <= 64 << 20
+        assert refusal(call) is None
+        assert check(call) is None, str(call)
 
-    def wrong(*args: object, **named: object) -> torch.Tensor:
-        return right(*args, **named) * 1.0001  # type: ignore[arg-type]
 
-    monkeypatch.setattr(kernels, "forward", wrong)
-    draw = random.Random(0)
-    calls = [fuzz.drawn(draw, 5000) for _ in range(40)]
-    calls = [call for call in calls if call.residual is None and call.x.numel() and call.x.dtype is torch.float32]
-    assert calls
-    assert all(fuzz.check(call) is not None for call in calls)
+def _larger(right: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda *args, **named: right(*args, **named) * 1.0001
+
+
+def _steeper(right: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def wrong(*args: Any, **named: Any) -> torch.Tensor:
+        y = right(*args, **named)
+        if y.requires_grad:
+            y.register_hook(lambda grad: grad * 1.0001)
+        return y
+
+    return wrong
+
+
+def _writing(right: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def wrong(spec: NormSpec, x: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+        y = right(spec, x, *args, **named)
+        x.data.add_(1.0)
+        return y
+
+    return wrong
+
+
+def _counting(right: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def wrong(*args: Any, **named: Any) -> torch.Tensor:
+        y = right(*args, **named)
+        return y * (1 + torch.finfo(y.dtype).eps) if torch.get_num_threads() == 8 else y
+
+    return wrong
+
+
+def _reduced(call: Call) -> int:
+    """Return how many elements a statistic is of."""
+    return math.prod(call.x.shape[axis] for axis in call.spec.axes) // (call.spec.groups or 1)
+
+
+FAULTS = {
+    "y": (_larger, "y is .* of what is allowed"),
+    "gradients": (_steeper, "d[a-z]+ is .* of what is allowed"),
+    "input": (_writing, "x was written to"),
+    "threads": (_counting, "y changes with the number of threads"),
+}
+
+
+@needs_library
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_judge_sees_small_errors(family: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, calls = Draw(0), list[Call]()
+    while len(calls) < 8:
+        call = FAMILIES[family](draw, 5000)
+        # of statistics of a few elements, or of nearly none that are real, most digits are lost
+        few = call.x.numel() < 500 or call.mask is not None or _reduced(call) < 8
+        if call.x.dtype is torch.float32 and not few and "residual" not in call.inputs and refusal(call) is None:
+            calls.append(call)
+    change, told = FAULTS[fault]
+    with threads(1):
+        assert [check(call) for call in calls] == [None] * len(calls)
+        monkeypatch.setattr(kernels, "forward", change(kernels.forward))
+        found = [check(call) or "" for call in calls]
+    assert all(re.match(told, each) for each in found), found
