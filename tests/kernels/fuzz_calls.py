@@ -23,20 +23,23 @@ __all__ = ["FAMILIES", "LARGE", "PAST_CACHE", "Call", "Draw"]
 RMS = NormSpec(cast=Cast.AFTER_WEIGHT)
 LAYER = NormSpec(center=True, statistic=Statistic.VARIANCE, eps=1e-5, bias=True)
 LLAMA = replace(RMS, cast=Cast.BEFORE_WEIGHT, out_dtype=PROMOTED)
+T5 = replace(RMS, cast=Cast.TO_WEIGHT, out_dtype=PROMOTED)
 SCALE = NormSpec(
     statistic=Statistic.L2, eps=1e-5, eps_inside=False, eps_clamp=True, weight=Weight.SCALAR, cast=Cast.AFTER_WEIGHT
 )
 ROWS = {
     "rms": RMS,
     "llama": LLAMA,
+    "t5": T5,
     "gemma": replace(RMS, weight_offset=1.0),
     "outside": replace(RMS, eps_inside=False),
     "layer": LAYER,
     "torch-layer": replace(LAYER, form=Form.TORCH),
     "scale": SCALE,
 }
+ADDED = {name: spec for name, spec in ROWS.items() if name not in ("scale", "t5")}
 CHANNELS = {name: spec for name, spec in ROWS.items() if spec.weight is not Weight.SCALAR}
-ROUNDED = {"once": RMS, "twice": replace(RMS, cast=Cast.BEFORE_WEIGHT), "llama": LLAMA}
+ROUNDED = {"once": RMS, "twice": replace(RMS, cast=Cast.BEFORE_WEIGHT), "llama": LLAMA, "t5": T5}
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, *HALF, torch.float64)
 # Bytes of a large output: with as many that are read more than 32 MiB, the last cache of most servers.
@@ -55,6 +58,7 @@ class Call:
         dy: the gradient of the output.
         mask: which elements are real.
         given: statistics to use.
+        wide: whether a sum with a residual is asked for in float32.
         large: whether the output is written past the cache.
     """
 
@@ -65,6 +69,7 @@ class Call:
     dy: torch.Tensor
     mask: torch.Tensor | None = None
     given: Moments | None = None
+    wide: bool = False
     large: bool = False
 
     @property
@@ -84,7 +89,7 @@ class Call:
             f"offset {each.storage_offset()}"
             for name, each in self.tensors().items()
         )
-        return f"{self.family} {self.name} axes {self.spec.axes} groups {self.spec.groups}: {told}"
+        return f"{self.family} {self.name}{' wide' * self.wide} axes {self.spec.axes} groups {self.spec.groups}: {told}"
 
 
 class Draw(random.Random):
@@ -121,6 +126,12 @@ class Draw(random.Random):
         memory = torch.full((start + room + 8,), math.nan, dtype=torch.float64).to(dtype)
         return memory.as_strided(x.shape, strides, start).copy_(x)
 
+    def upstream(self, dy: torch.Tensor, dtype: torch.dtype, order: tuple[int, ...], gaps: float = 0.2) -> torch.Tensor:
+        """Return ``dy`` in memory as above, or now and then one number for all elements, as below a sum."""
+        if self.maybe(0.05):
+            return self.numbers(1).to(dtype).expand(dy.shape)
+        return self.placed(dy, dtype, order, gaps)
+
     def order(self, ndim: int, channel: int = 1) -> tuple[int, ...]:
         """Return an order of axes: contiguous, channels last, or any."""
         plain = tuple(range(ndim))
@@ -132,8 +143,8 @@ class Draw(random.Random):
         return self.placed(self.numbers(size, shift=shift), dtype, (0,))
 
     def matrix(self, elements: int, large: bool = False) -> tuple[int, int]:
-        """Return how many rows of how many numbers make at most about ``elements``, or just more where ``large``."""
-        width = self.choice([70_000, 4096, 768]) if large else self.size(70_000)
+        """Return how many rows of how many numbers make at most about ``elements``, or just more: whole cache lines."""
+        width = self.choice([70_016, 4096, 768]) if large else self.size(70_000)
         return (-(-elements // width) if large else self.randint(0, min(300, max(1, elements // width)))), width
 
     def image(self, elements: int, least_ndim: int = 2, large: bool = False) -> torch.Size:
@@ -170,7 +181,7 @@ def _parameters(
     """Return gain and shift, either or none; ``alone`` is the dtype of a shift without gain, if there may be one."""
     if spec.weight is Weight.SCALAR:
         return {"weight": draw.numbers().to(held)}
-    weight, bias = draw.maybe(0.8), spec.bias and draw.maybe(0.8)
+    weight, bias = draw.maybe(0.8) or spec.cast is Cast.TO_WEIGHT, spec.bias and draw.maybe(0.8)
     found = {"weight": draw.vector(size, held)} if weight else {}
     if bias and (weight or alone is not None):
         found["bias"] = draw.vector(size, held if weight or alone is None else alone)
@@ -181,16 +192,22 @@ def rows(draw: Draw, elements: int, large: bool = False, added: bool | None = No
     """Draw a norm of rows, perhaps of a sum with a residual."""
     dtype, held = draw.dtypes(large)
     shape = draw.matrix(PAST_CACHE // dtype.itemsize if large else elements, large)
-    name = draw.choice(list(ROWS))
+    name = draw.choice(list(ADDED if added else ROWS))
     spec = ROWS[name]
     inputs = {"x": draw.placed(draw.numbers(*shape, scale=2, shift=0.5), dtype, (0, 1), 0.6)}
     inputs |= _parameters(draw, spec, shape[1], held)
-    out = _out_dtype(spec, inputs["x"], inputs.get("weight"))
+    out, wide = _out_dtype(spec, inputs["x"], inputs.get("weight")), False
     if spec.weight is not Weight.SCALAR and (draw.maybe(0.3) if added is None else added):
-        wide = torch.float32 if dtype in HALF and draw.maybe(0.5) else dtype
-        inputs["residual"], out = draw.placed(draw.numbers(*shape, scale=2), wide, (0, 1), 0.6), dtype
-    dy = draw.placed(draw.numbers(*shape), out, (0, 1), 0.6)
-    return Call(family="rows", name=name, spec=spec, inputs=inputs, dy=dy, large=large)
+        other = torch.float32 if dtype in HALF and draw.maybe(0.5) else dtype
+        inputs["residual"], out = draw.placed(draw.numbers(*shape, scale=2), other, (0, 1), 0.6), dtype
+        wide = other in HALF and draw.maybe(0.5)
+    dy = draw.upstream(draw.numbers(*shape), out, (0, 1), 0.6)
+    if spec.weight is not Weight.SCALAR and draw.maybe(0.1):  # a row of two axes
+        side = draw.choice([each for each in range(1, 65) if shape[1] % each == 0])
+        spec = replace(spec, axes=(-2, -1))
+        *split, dy = (each.unflatten(-1, (side, -1)) for each in (*inputs.values(), dy))
+        inputs = dict(zip(inputs, split, strict=True))
+    return Call(family="rows", name=name, spec=spec, inputs=inputs, dy=dy, wide=wide, large=large)
 
 
 def gated(draw: Draw, elements: int) -> Call:
@@ -210,7 +227,7 @@ def gated(draw: Draw, elements: int) -> Call:
     inputs = {"x": draw.placed(draw.numbers(count, width, scale=2), dtype, (0, 1), 0.6)}
     inputs |= _parameters(draw, spec, width, held)
     inputs["gate"] = draw.placed(draw.numbers(count, width, scale=6), dtype, (0, 1), 0.6)
-    dy = draw.placed(draw.numbers(count, width), _out_dtype(spec, inputs["x"], inputs.get("weight")), (0, 1), 0.6)
+    dy = draw.upstream(draw.numbers(count, width), _out_dtype(spec, inputs["x"], inputs.get("weight")), (0, 1), 0.6)
     return Call(family="gated", name=f"{name} {spec.gate} {spec.gate_activation}", spec=spec, inputs=inputs, dy=dy)
 
 
@@ -224,7 +241,7 @@ def channels(draw: Draw, elements: int) -> Call:
     inputs = {"x": draw.placed(draw.numbers(*shape, scale=2, shift=0.5), dtype, order)}
     inputs |= _parameters(draw, spec, shape[axis], held)
     out = _out_dtype(spec, inputs["x"], inputs.get("weight"))
-    dy = draw.placed(draw.numbers(*shape), out, draw.choice([order, draw.order(len(shape), axis)]))
+    dy = draw.upstream(draw.numbers(*shape), out, draw.choice([order, draw.order(len(shape), axis)]))
     return Call(family="channels", name=name, spec=spec, inputs=inputs, dy=dy)
 
 
@@ -254,7 +271,7 @@ def batch(draw: Draw, elements: int, large: bool = False) -> Call:
     order = draw.order(len(shape), channel)
     inputs = {"x": draw.placed(values, dtype, order, 0.0 if large else 0.2)}
     inputs |= _parameters(draw, spec, size, held, alone=sums)
-    dy = draw.placed(upstream, dtype, draw.choice([order, draw.order(len(shape), channel)]))
+    dy = draw.upstream(upstream, dtype, draw.choice([order, draw.order(len(shape), channel)]))
     name = f"channel {channel}"
     return Call(family="batch", name=name, spec=spec, inputs=inputs, dy=dy, mask=mask, given=given, large=large)
 
@@ -270,7 +287,7 @@ def group(draw: Draw, elements: int, large: bool = False) -> Call:
     order = draw.order(len(shape))
     inputs = {"x": draw.placed(draw.numbers(*shape, scale=2, shift=0.5), dtype, order, 0.0 if large else 0.2)}
     inputs |= _parameters(draw, spec, shape[1], held, alone=held)
-    dy = draw.placed(draw.numbers(*shape), dtype, draw.choice([order, draw.order(len(shape))]))
+    dy = draw.upstream(draw.numbers(*shape), dtype, draw.choice([order, draw.order(len(shape))]))
     name = "instance" if instance else "group"
     return Call(family="group", name=name, spec=spec, inputs=inputs, dy=dy, large=large)
 

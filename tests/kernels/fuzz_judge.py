@@ -31,7 +31,6 @@ UNITS = 16
 # Only groups with channels last add up to 256 numbers one after the other (csrc/group_table.h): their differences from
 # a few elements, which may be two deviations off. Found here: 23 units of the mean, 100 of the variance.
 UNITS_OF_GROUPS, UNITS_OF_VARIANCE = 64, 256
-DSUM = 0.25  # the gradient of the sum with a residual
 
 
 def refusal(call: Call) -> str | None:
@@ -74,10 +73,15 @@ def _arguments(
     return inputs["x"], inputs.get("weight"), inputs.get("bias"), operands
 
 
+def _dsum(summed: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of the sum with a residual: quarters, which no dtype rounds, others in each row."""
+    return ((torch.arange(summed.numel()) % 7 - 3) / 4).reshape(summed.shape).to(summed.dtype)
+
+
 def _outputs(call: Call, inputs: dict[str, torch.Tensor]) -> Results:
     x, weight, bias, operands = _arguments(call, inputs)
     if "residual" in inputs:
-        y, summed = kernels.forward_added(call.spec, x, inputs["residual"], weight, bias, kernel="cpu")
+        y, summed = kernels.forward_added(call.spec, x, inputs["residual"], weight, bias, wide=call.wide, kernel="cpu")
         return {"y": y, "sum": summed}
     return {"y": kernels.forward(call.spec, x, weight, bias, call.mask, kernel="cpu", **operands)}
 
@@ -86,7 +90,7 @@ def _run(call: Call) -> Results:
     """Return the outputs and the gradients of all inputs."""
     leaves = {name: each.detach().requires_grad_() for name, each in call.inputs.items()}
     outputs = _outputs(call, leaves)
-    upstream = [call.dy, *(torch.full_like(each, DSUM) for name, each in outputs.items() if name == "sum")]
+    upstream = [call.dy, *(_dsum(each) for name, each in outputs.items() if name == "sum")]
     grads = torch.autograd.grad(list(outputs.values()), list(leaves.values()), upstream)
     gradients = {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
     return {name: each.detach() for name, each in outputs.items()} | gradients
@@ -184,8 +188,9 @@ def _truth(call: Call) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     units = UNITS_OF_GROUPS if spec.scope in (Scope.GROUP, Scope.INSTANCE) else UNITS
     wide = {name: each.detach().double() for name, each in call.inputs.items()}
     if "residual" in wide:
-        summed = call.x.to(call.inputs["residual"].dtype) + wide.pop("residual").to(call.inputs["residual"].dtype)
-        wide["x"] = summed.double()
+        residual = call.inputs["residual"].float() if call.wide else call.inputs["residual"]
+        wide["x"] = (call.x.to(residual.dtype) + residual).detach().double()
+        del wide["residual"]
     leaves = {name: each.requires_grad_() for name, each in wide.items()}
     known = None if given is None or given.mean is None else given.mean.double()
     y = reference(
@@ -204,8 +209,9 @@ def _truth(call: Call) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         yield "y", y, units * sizes["y"]
         if "residual" in call.inputs:
             yield "sum", wide["x"], torch.zeros_like(wide["x"])
-            grads["x"] = grads["residual"] = grads["x"] + DSUM
-            sizes["residual"] = sizes["x"] = sizes["x"] + DSUM
+            dsum = _dsum(wide["x"])
+            grads["x"] = grads["residual"] = grads["x"] + dsum
+            sizes["x"] = sizes["residual"] = sizes["x"] + dsum.abs()
         for name, grad in grads.items():
             yield f"d{name}", grad, units * sizes[name]
         if spec.scope is not Scope.HIDDEN and given is None and y.numel():
@@ -227,7 +233,10 @@ def _sizes(call: Call, spec: NormSpec, wide: dict[str, torch.Tensor]) -> tuple[R
     parts = _parts(call, spec, x * definition.activation(spec)(gate) if gate is not None and before is act else x)
     off = parts.off.reshape(x.shape)
     least = _least(call.x.dtype) / torch.finfo(_sums(call)).eps
-    if call.spec.cast is Cast.BEFORE_WEIGHT:  # hat is rounded to the dtype of x, where the smallest numbers lie apart
+    if call.spec.cast in (
+        Cast.BEFORE_WEIGHT,
+        Cast.TO_WEIGHT,
+    ):  # hat is rounded to the dtype of x, where the smallest numbers lie apart
         off = off + least
     shift = least * (gate is not None) if bias is None else definition.along(spec, bias, x.ndim).abs()
     found = {"y": (gain * off + shift) * after}  # and the product with the gain is, before the gate
