@@ -123,7 +123,7 @@ class Draw(random.Random):
             if axis == widened:
                 room += self.choice([1, 3, 17])
         start = self.choice([0, 1, 3, 5])
-        memory = torch.full((start + room + 8,), math.nan, dtype=torch.float64).to(dtype)
+        memory = torch.full((start + room,), math.nan, dtype=torch.float64).to(dtype)
         return memory.as_strided(x.shape, strides, start).copy_(x)
 
     def upstream(self, dy: torch.Tensor, dtype: torch.dtype, order: tuple[int, ...], gaps: float = 0.2) -> torch.Tensor:
