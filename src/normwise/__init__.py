@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from normwise import (
         benchmarks,
+        blocks,
         checkup,
         errors,
         facts,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         kernels,
         layers,
         models,
+        placements,
         rendering,
         spec,
         targets,
@@ -50,6 +52,7 @@ __all__ = [
     "Wiring",
     "__version__",
     "benchmarks",
+    "blocks",
     "check",
     "checkup",
     "errors",
@@ -60,6 +63,7 @@ __all__ = [
     "layers",
     "map",
     "models",
+    "placements",
     "rendering",
     "spec",
     "targets",

@@ -14,6 +14,7 @@ __all__ = [
     "PROMOTED",
     "Cast",
     "Form",
+    "Gain",
     "Gate",
     "Kind",
     "Modulation",
@@ -212,15 +213,58 @@ class NormSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """A learned factor on a skip or a branch.
+
+    Args:
+        initial: its first value.
+        vector: one number for each feature, else one number.
+        shared: one parameter for all sublayers of a layer.
+    """
+
+    initial: float = 1.0
+    vector: bool = False
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
     """How one sublayer's norms sit on the residual stream.
 
-    x' = after_add( skip_scale * x + branch_scale * after_branch( F( before(x) ) ) ), where each
-    of the three names says whether a norm stands there.
+    x' = after_add( skip_scale * x + branch_scale * after_branch( F( input_scale * before(x) ) ) ), where before,
+    after_branch and after_add say whether a norm stands there, and skip_gain and branch_gain are learned factors
+    beside the constants.
+
+    Args:
+        before: a norm before the sublayer.
+        after_branch: a norm on what the sublayer returns.
+        after_add: a norm after the add.
+        inner: a norm inside the sublayer, before its last matrix.
+        input_scale: constant on what enters the sublayer.
+        skip_scale: constant on the stream.
+        branch_scale: constant on the branch.
+        skip_gain: learned factor on the stream.
+        branch_gain: learned factor on the branch.
+        parallel: the sublayers of a layer read the same stream and are added together.
+        shares_norm: in parallel, they read one norm.
+        adds_block_input: what entered the layer is added once more.
+        qkv: of which of q, k and v heads are normalized, whatever the option for query and key says.
+        head_gains: each attention head has a learned factor.
+        norm_gain: initial gain of the norms on the branch.
     """
 
     before: bool = False
     after_branch: bool = False
     after_add: bool = False
+    inner: bool = False
+    input_scale: float = 1.0
     skip_scale: float = 1.0
     branch_scale: float = 1.0
+    skip_gain: Gain | None = None
+    branch_gain: Gain | None = None
+    parallel: bool = False
+    shares_norm: bool = False
+    adds_block_input: bool = False
+    qkv: str = ""
+    head_gains: bool = False
+    norm_gain: float = 1.0

@@ -1,0 +1,132 @@
+"""An encoder: tokens in, one vector a token out. BERT is a setting of it.
+
+B batch, T time, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from normwise.models._build import Build
+from normwise.spec import NormSpec
+
+__all__ = ["Encoder"]
+
+
+class Encoder(nn.Module):
+    """A bidirectional encoder, of which the placement of the norms is one argument.
+
+    Args:
+        vocab_size: V.
+        hidden_size: H.
+        num_layers: the number of layers.
+        num_heads: attention heads.
+        placement: where the norms sit, a name of ``normwise.placements.names()``.
+        norm: "rms", "layer", "scale", the name of a model family such as "llama", or a ``NormSpec``.
+        eps: of the norms, instead of the usual one.
+        mlp: its activation, one of ``normwise.blocks.ACTIVATIONS``; "swiglu" and its like have a gate.
+        mlp_size: features inside the MLP; 4 H by default.
+        num_kv_heads: heads of keys and values; as many as ``num_heads`` by default.
+        head_dim: features of a head; H / num_heads by default.
+        positions: "rotary", "learned" or "none".
+        rope_theta: base of the rotary wavelengths.
+        context: the most positions, of learned ones and of a cache.
+        bias: whether matrices have a shift.
+        attention_bias: the same for attention alone.
+        qk_norm: normalizes queries and keys: "head", "all-heads" or None.
+        embedding_norm: whether a norm follows the embedding.
+        embedding_scale: factor of the token embeddings.
+        final_norm: whether the stream ends in a norm; None: where the placement needs it.
+        windows: of the layers in turn, how many keys a query sees; None: all.
+        softcap: of the attention scores, or None.
+        attention_scale: factor of the scores; head_dim^(-1/2) by default.
+        dropout: of embeddings, attention weights and branches, while training.
+        init: an initialisation of ``normwise.models.INITS``; None: the one of the placement.
+        types: kinds of tokens, such as BERT's two segments; 0: none.
+
+    Shape:
+        ids [B, T] -> [B, T, H]
+
+    Raises:
+        ValueError: as ``Decoder``.
+
+    Examples:
+        >>> Encoder(256, 64, 2, 4)(torch.zeros(2, 5, dtype=torch.long)).shape
+        torch.Size([2, 5, 64])
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        num_layers: int,
+        num_heads: int,
+        *,
+        placement: str = "post",
+        norm: str | NormSpec = "layer",
+        eps: float | None = None,
+        mlp: str = "gelu",
+        mlp_size: int | None = None,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        positions: str = "learned",
+        rope_theta: float = 10_000.0,
+        context: int = 512,
+        bias: bool = True,
+        attention_bias: bool | None = None,
+        qk_norm: str | None = None,
+        embedding_norm: bool = True,
+        embedding_scale: float = 1.0,
+        final_norm: bool | None = None,
+        windows: Sequence[int | None] = (),
+        softcap: float | None = None,
+        attention_scale: float | None = None,
+        dropout: float = 0.0,
+        init: str | None = None,
+        types: int = 0,
+    ) -> None:
+        super().__init__()
+        build = Build(
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            num_heads=num_heads,
+            placement=placement,
+            norm=norm,
+            eps=eps,
+            mlp=mlp,
+            mlp_size=mlp_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            positions=positions,
+            rope_theta=rope_theta,
+            context=context,
+            bias=bias,
+            attention_bias=attention_bias,
+            qk_norm=qk_norm,
+            embedding_norm=embedding_norm,
+            embedding_scale=embedding_scale,
+            final_norm=final_norm,
+            windows=tuple(windows),
+            softcap=softcap,
+            attention_scale=attention_scale,
+            dropout=dropout,
+            init=init,
+            types=types,
+        )
+        self.embedding = build.embedding(num_layers, "encoder")
+        self.stack = build.stack(num_layers, causal=False, side="encoder")
+
+    def forward(
+        self, ids: torch.Tensor, *, mask: torch.Tensor | None = None, types: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return a vector for each token.
+
+        Args:
+            ids: [B, T].
+            mask: bool [B, T], True at real tokens.
+            types: [B, T], the kind of each token; 0 by default.
+        """
+        return self.stack(self.embedding(ids, types=types), attention={"mask": mask})
