@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         spec,
         targets,
         testing,
+        theory,
     )
     from normwise.checkup import check, map
     from normwise.checkup.finding import Basis, Finding, NotChecked, Severity
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from normwise.errors import NormwiseError
     from normwise.spec import NormSpec, Wiring
     from normwise.targets.target import Target
+    from normwise.theory import param_groups
 
     __version__: str
 
@@ -63,11 +65,13 @@ __all__ = [
     "layers",
     "map",
     "models",
+    "param_groups",
     "placements",
     "rendering",
     "spec",
     "targets",
     "testing",
+    "theory",
 ]
 
 _HOMES = {
@@ -82,6 +86,7 @@ _HOMES = {
     "Wiring": "normwise.spec",
     "check": "normwise.checkup",
     "map": "normwise.checkup",
+    "param_groups": "normwise.theory",
 }
 
 
