@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from normwise.theory.groups import param_groups as param_groups
+from normwise.theory.prediction import Prediction as Prediction
+from normwise.theory.prediction import predict as predict
 from normwise.theory.schedules import SCHEDULES as SCHEDULES
 from normwise.theory.schedules import warm_up as warm_up
 
-__all__ = ["SCHEDULES", "param_groups", "warm_up"]
+__all__ = ["SCHEDULES", "Prediction", "param_groups", "predict", "warm_up"]

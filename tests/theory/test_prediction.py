@@ -1,0 +1,91 @@
+"""Predictions stand beside measurements of real stacks at initialisation; nothing is fitted."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+import pytest
+import torch
+
+from normwise.models import Decoder
+from normwise.theory import Prediction, predict
+
+WORDS, WIDTH, DEPTH, TIME, SEEDS = 96, 128, 24, 64, (0, 1, 2)
+
+
+def drawn(placement: str, seed: int, mlp: str = "relu") -> tuple[Decoder, torch.Tensor]:
+    """Return a decoder of 24 layers whose branches keep second moments, and a batch of what enters it."""
+    torch.manual_seed(seed)
+    model = Decoder(WORDS, WIDTH, DEPTH, 4, placement=placement, mlp=mlp, positions="none", init="fan-in")
+    with torch.no_grad():
+        model.embedding.tokens.weight.normal_()
+    return model, model.embedding(torch.randint(WORDS, (8, TIME))).detach()
+
+
+@torch.no_grad()
+def measured(model: Decoder, x: torch.Tensor) -> tuple[list[float], list[float]]:
+    """Return the root mean square of the stream after each layer, and each layer's influence."""
+    sizes, influence = [], []
+    for layer in model.stack.layers:
+        after = layer(x)
+        influence.append(1 - float(torch.cosine_similarity(x, after, dim=-1).mean()))
+        sizes.append(float(after.pow(2).mean().sqrt()))
+        x = after
+    return sizes, influence
+
+
+def of_seeds(placement: str) -> tuple[list[float], list[float], Prediction]:
+    runs = [measured(*drawn(placement, seed)) for seed in SEEDS]
+    model, x = drawn(placement, 0)
+    sizes, influence = ([fmean(each) for each in zip(*kind, strict=True)] for kind in zip(*runs, strict=True))
+    return sizes, influence, predict(model.stack, x)
+
+
+@pytest.mark.parametrize(
+    ("placement", "within"),
+    [
+        ("pre", 0.15),
+        ("sandwich", 0.15),
+        ("residual-multiplier", 0.15),
+        ("layernorm-scaling", 0.25),
+        ("post", 0.25),
+    ],
+)
+def test_size_of_the_stream_and_influence_of_blocks(placement: str, within: float) -> None:
+    sizes, influence, told = of_seeds(placement)
+    for layer in range(DEPTH):
+        assert sizes[layer] == pytest.approx(math.sqrt(told.q[2 * layer + 2]), rel=0.08), layer
+    for layer in (0, 3, 11, 23):
+        assert influence[layer] == pytest.approx(told.block_influence[layer], rel=within), layer
+
+
+def test_deep_norm_turns_the_stream_little() -> None:
+    _, influence, told = of_seeds("deep-norm")
+    assert told.path_angle == pytest.approx(sum(math.acos(1 - each) for each in influence) / math.pi, rel=0.1)
+    assert told.path_angle < 0.2
+    assert told.gradient[0] == pytest.approx(1.0, abs=0.05)
+
+
+def test_pre_norm_keeps_the_product_of_stream_and_gradient() -> None:
+    model, x = drawn("pre", 0)
+    told = predict(model.stack, x)
+    assert told.gradient[0] == pytest.approx(math.sqrt(told.q[-1] / told.q[0]), rel=0.12)
+
+
+def test_post_norm_leaves_its_gradient_to_position_zero() -> None:
+    model, x = drawn("post", 0)
+    told = predict(model.stack, x)
+    assert told.first_token[2 * 8] > 0.85
+    for block in (8, 16):
+        assert told.token_gradient[2 * block + 16] > 8 * told.token_gradient[2 * block]
+    assert told.rho[-1] > 0.99
+
+
+def test_every_result_says_under_which_assumptions() -> None:
+    model, x = drawn("pre", 0)
+    told = predict(model.stack, x)
+    assert any("initialisation" in each for each in told.assumptions)
+    assert len(told.error) == len(told.q) == 2 * DEPTH + 1
+    with pytest.raises(ValueError, match="two streams"):
+        predict(drawn("residual", 0)[0].stack, x)
