@@ -21,6 +21,7 @@ __all__ = ["Method", "Prepare", "Race", "Run", "quartiles", "race", "repeated"]
 
 Run = Callable[[int], Any]  # calls as many times as it is told
 Prepare = Callable[[], Run]
+LONG = 0.3  # seconds: from here on one call says as much as several do, and rivals of seconds would take an hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class Method:
     Args:
         rounds: each measures every rival once.
         fill: seconds that the calls of one measurement take together, at least.
-        least: calls of one measurement, at least.
+        least: calls of one measurement, at least, where a call is shorter than ``LONG``.
     """
 
     rounds: int = 7
@@ -41,9 +42,11 @@ class Method:
         """Return how many calls of so many seconds a measurement has.
 
         Examples:
-            >>> Method().calls(1e-3), Method().calls(2.0)
-            (30, 3)
+            >>> Method().calls(1e-3), Method().calls(0.1), Method().calls(2.0)
+            (30, 3, 1)
         """
+        if seconds > LONG:
+            return 1
         return max(self.least, math.ceil(self.fill / max(seconds, 1e-9)))
 
 
