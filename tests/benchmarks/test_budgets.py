@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -71,9 +72,9 @@ def test_small_calls_are_held_to_the_function_of_torch(budgets: dict[str, Any]) 
     rows = [
         row(each, ms, what=what)
         for what in (FORWARD, BOTH)
-        for each, ms in ((OURS, 1.2), ("normwise.functional", 1.4), ("F.layer_norm", 1.0))
+        for each, ms in ((OURS, 1.9), ("normwise.functional", 1.2 if what == FORWARD else 1.4), ("F.layer_norm", 1.0))
     ]
-    assert [line.split()[0] for line in lines(budgets, *rows, name="small")] == ["ok", "OVER"] * 2
+    assert [line.split()[0] for line in lines(budgets, *rows, name="small")] == ["ok", "OVER"]
 
 
 @pytest.mark.parametrize(("ours", "code"), [(1.0, 0), (100.0, 1)])
@@ -93,16 +94,30 @@ def test_the_exit_code_says_whether_all_is_kept(
     steps = [row(each, ms, layer="Llama", peak_bytes=10**8) for each, ms in ((OURS, 800.0), (TRANSFORMERS, 1000.0))]
     asked: list[tuple[str, dict[str, Any]]] = []
 
-    def run(name: str, *, advance: Any, **options: Any) -> Any:
+    def run(name: str, **options: Any) -> Any:
+        first = name not in [each for each, _ in asked]
         asked.append((name, options))
+        if not first:
+            return result(name=name)
         rows = {"norms": norms, "llama": steps}.get(name, [row(CLONE, 1.0, layer="GroupNorm", dtype="bfloat16")])
         return result(*rows, name=name if name != "small" else "batch-norm")
 
     monkeypatch.setattr(benchmarks, "run", run)
-    assert budgets["main"]() == code
+    assert budgets["main"](apart=lambda work: work()) == code
     out = capsys.readouterr().out
     assert (
         "Llama [4, 8] float32, 1 thread: a training step takes 1000 ms as it is, 800 ms with our norms (1.25x)" in out
     )
     assert out.splitlines()[-1] == ("4 of 4 kept" if code == 0 else "1 of 4 kept")
-    assert asked[0] == ("norms", {"threads": (1,), "quick": True})
+    assert asked[0][0] == "norms"
+    assert {**asked[0][1], "shapes": None, "dtypes": None} == {
+        "threads": (1,),
+        "quick": True,
+        "shapes": None,
+        "dtypes": None,
+    }
+    assert len(asked[0][1]["shapes"]) == len(asked[0][1]["dtypes"]) == 1
+
+
+def test_each_part_is_measured_in_a_process_of_its_own(budgets: dict[str, Any]) -> None:
+    assert budgets["in_a_process"](lambda: [f"from {os.getpid()}"]) != [f"from {os.getpid()}"]

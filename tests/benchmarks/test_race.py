@@ -81,9 +81,7 @@ def test_times_are_seconds_a_call() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(1e-3, 30), (7e-3, 5), (0.2, 3), (0.5, 1), (0.0, 30_000_000)])
-def test_a_measurement_fills_its_time_with_three_calls_or_more_and_long_calls_stand_alone(
-    seconds: float, calls: int
-) -> None:
+def test_a_measurement_fills_its_time_and_long_calls_stand_alone(seconds: float, calls: int) -> None:
     assert Method(fill=0.03, least=3).calls(seconds) == calls
 
 
