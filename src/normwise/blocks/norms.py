@@ -27,7 +27,7 @@ def norm_maker(norm: str | NormSpec, eps: float | None = None) -> MakeNorm:
 
     Examples:
         >>> norm_maker("gemma")(8)
-        RMSNorm((8,), eps=1e-06, elementwise_affine=True, weight_offset=1.0, cast=after_weight)
+        RMSNorm((8,), eps=1e-06, elementwise_affine=True, weight_offset=1.0)
     """
     if isinstance(norm, str) and norm in _KINDS:
         kind = _KINDS[norm]

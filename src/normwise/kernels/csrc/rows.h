@@ -179,8 +179,7 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
 
 template <class T, class Out, int QUOTIENT_KIND>
 NW_INLINE void forward_any(const RowsForward& a, int64_t begin, int64_t end) {
-  // elsewhere there is nothing to round, and torch's layer_norm does not
-  constexpr bool HALF = sizeof(T) == 2 && QUOTIENT_KIND != TORCH;
+  constexpr bool HALF = sizeof(T) == 2;  // elsewhere there is nothing to round
   if (HALF && (a.code & ROUND_BEFORE_WEIGHT))
     return a.bias ? forward_rows<T, Out, QUOTIENT_KIND, HALF, true>(a, begin, end)
                   : forward_rows<T, Out, QUOTIENT_KIND, HALF, false>(a, begin, end);
