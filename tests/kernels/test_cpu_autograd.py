@@ -47,6 +47,25 @@ def test_derivatives_of_both_orders_of_a_sum() -> None:
     assert gradgradcheck(function, (x, residual, weight, bias))
 
 
+@pytest.mark.parametrize("far", [0, 1, 2])
+def test_a_row_beside_one_of_huge_numbers_keeps_its_gradient(far: int) -> None:
+    """Long rows go in pairs, and rows whose differences overflow go another way: alone."""
+    x, weight, bias, dy = numbers(5, 2048, dtype=torch.float32), *parameters(SPECS["torch layer"], (2048,)), None
+    dy = numbers(5, 2048, seed=1, dtype=torch.float32)
+    own = [each.float() for each in (weight, bias) if each is not None]
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.clone().requires_grad_()
+        y = kernels.forward(SPECS["torch layer"], leaf, *own, kernel="cpu")
+        return torch.autograd.grad(y, leaf, dy)[0]
+
+    huge = x.clone()
+    huge[far] = torch.where(x[far] > 0, 3e38, -3e38)
+    others = [row for row in range(5) if row != far]
+    assert torch.equal(gradient(huge)[others], gradient(x)[others])
+    assert gradient(huge)[far].isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
 @each_spec
 def test_a_gradient_that_is_recorded_is_the_same(spec: NormSpec, dtype: torch.dtype) -> None:

@@ -322,6 +322,9 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
   const auto x_at = [&](int64_t row) NW_ALWAYS { return (const X*)a.x + row * a.x_stride; };
   // Two rows in one page of memory would be one stream to what reads memory ahead, and an odd one.
   const bool together = n * (int64_t)sizeof(X) > 4096;
+  const auto is_far = [&](int64_t row) NW_ALWAYS {
+    return CENTER && __builtin_expect(((const A*)a.rstd)[row] < FARTHEST<A>, 0);
+  };
   A* scratch = nullptr;
   for (int64_t block = begin; block < end; ++block) {
     const int64_t first = block * a.rows / a.blocks, last = (block + 1) * a.rows / a.blocks;
@@ -338,7 +341,6 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
       const D* next_dy[ROWS];
       const X* next_x[ROWS];
       A shares[ROWS];
-      bool far = false;
       for (int r = 0; r < ROWS; ++r) {
         const int64_t row = from + r, next = least(row + ROWS, a.rows - 1);
         const A rstd = ((const A*)a.rstd)[row], mean = CENTER ? ((const A*)a.mean)[row] : (A)0;
@@ -347,18 +349,15 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
         next_dy[r] = dy_at(next), next_x[r] = x_at(next);
         shares[r] = root_share(rstd, (A)a.eps, a.code);
         if ((a.code & KIND) != L2) shares[r] /= (A)n;
-        far = far || (CENTER && rstd < FARTHEST<A>);
       }
-      if (__builtin_expect(far, 0)) {
-        for (int r = 0; r < ROWS; ++r)
-          backward_far_row(rows[r], gain, dgain, dbias, n, shares[r], WEIGHTS);
-        return;
-      }
+      if (ROWS == 1 && is_far(from))
+        return backward_far_row(rows[0], gain, dgain, dbias, n, shares[0], WEIGHTS);
       for (int r = 0; r < ROWS; ++r) sum_back<X, D, CENTER>(rows[r], gain, n, shares[r]);
       apply_back<X, D, CENTER, WEIGHTS, ROWS>(rows, gain, dgain, dbias, n, next_dy, next_x, a.stream);
     };
     for (int64_t row = first; row < last;) {
-      if (together && row + 2 <= last)
+      // two that are alike, for no row may depend on its neighbour, and that no level ends between
+      if (together && row + 2 <= last && (row - first) % 2 == 0 && !is_far(row) && !is_far(row + 1))
         backward(row, Times<2>{}), row += 2;
       else
         backward(row, Times<1>{}), row += 1;
