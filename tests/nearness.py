@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["ROUNDINGS", "error", "worse"]
+__all__ = ["ROUNDINGS", "error", "relative_error", "worse"]
 
 # How many roundings of the dtype we may be farther from float64 than twice torch's distance. Of float64 itself
 # torch's distance is 0 by definition: what both lose to groups of a few numbers far from 0 is allowed here.
@@ -15,7 +15,12 @@ Results = dict[str, torch.Tensor]
 
 def error(found: torch.Tensor, truth: torch.Tensor) -> float:
     """Return the largest difference."""
-    return (found.double() - truth.double()).abs().max().item() if truth.numel() else 0.0
+    return (found.detach().double() - truth.detach().double()).abs().max().item() if truth.numel() else 0.0
+
+
+def relative_error(found: torch.Tensor, truth: torch.Tensor) -> float:
+    """Return the largest difference, as a share of the largest number."""
+    return error(found, truth) / truth.detach().abs().max().item()
 
 
 def worse(ours: Results, theirs: Results, truth: Results) -> list[str]:

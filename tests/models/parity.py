@@ -54,11 +54,18 @@ def rename(theirs: dict[str, torch.Tensor], names: dict[str, str], layers: dict[
     return found
 
 
-def _rotary_names(norms: dict[str, str], mlp: dict[str, str]) -> dict[str, str]:
+OUTER = {  # names of the rotary decoders outside their layers
+    "embedding.tokens.weight": "model.embed_tokens.weight",
+    "stack.final_norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+
+
+def _rotary_names(norms: dict[str, str]) -> dict[str, str]:
     attention = {f"attention.sublayer.{n}.weight": f"model.layers.{{}}.self_attn.{n}_proj.weight" for n in "qkv"}
     attention["attention.sublayer.out.weight"] = "model.layers.{}.self_attn.o_proj.weight"
-    mlps = {f"mlp.sublayer.{n}.weight": f"model.layers.{{}}.mlp.{n}_proj.weight" for n in ("gate", "up", "down")}
-    return {**attention, **mlps, **{ours: f"model.layers.{{}}.{name}.weight" for ours, name in norms.items()}, **mlp}
+    mlp = {f"mlp.sublayer.{n}.weight": f"model.layers.{{}}.mlp.{n}_proj.weight" for n in ("gate", "up", "down")}
+    return {**attention, **mlp, **{ours: f"model.layers.{{}}.{name}.weight" for ours, name in norms.items()}}
 
 
 def llama() -> tuple[nn.Module, nn.Module]:
@@ -90,13 +97,8 @@ def llama() -> tuple[nn.Module, nn.Module]:
         num_kv_heads=KV_HEADS,
         tied=False,
     )
-    names = {
-        "embedding.tokens.weight": "model.embed_tokens.weight",
-        "stack.final_norm.weight": "model.norm.weight",
-        "head.weight": "lm_head.weight",
-    }
     norms = {"attention.before.weight": "input_layernorm", "mlp.before.weight": "post_attention_layernorm"}
-    return theirs, put(ours, rename(theirs.state_dict(), names, _rotary_names(norms, {})))
+    return theirs, put(ours, rename(theirs.state_dict(), OUTER, _rotary_names(norms)))
 
 
 def gemma_2() -> tuple[nn.Module, nn.Module]:
@@ -134,18 +136,13 @@ def gemma_2() -> tuple[nn.Module, nn.Module]:
         attention_scale=24**-0.5,
         head_softcap=30.0,
     )
-    names = {
-        "embedding.tokens.weight": "model.embed_tokens.weight",
-        "stack.final_norm.weight": "model.norm.weight",
-        "head.weight": "lm_head.weight",
-    }
     norms = {
         "attention.before.weight": "input_layernorm",
         "attention.after_branch.weight": "post_attention_layernorm",
         "mlp.before.weight": "pre_feedforward_layernorm",
         "mlp.after_branch.weight": "post_feedforward_layernorm",
     }
-    return theirs, put(ours, rename(theirs.state_dict(), names, _rotary_names(norms, {})))
+    return theirs, put(ours, rename(theirs.state_dict(), OUTER, _rotary_names(norms)))
 
 
 def olmo_2() -> tuple[nn.Module, nn.Module]:
@@ -179,18 +176,13 @@ def olmo_2() -> tuple[nn.Module, nn.Module]:
         qk_norm="all-heads",
         tied=False,
     )
-    names = {
-        "embedding.tokens.weight": "model.embed_tokens.weight",
-        "stack.final_norm.weight": "model.norm.weight",
-        "head.weight": "lm_head.weight",
-    }
     norms = {
         "attention.after_branch.weight": "post_attention_layernorm",
         "mlp.after_branch.weight": "post_feedforward_layernorm",
         "attention.sublayer.qk_norm.q_norm.weight": "self_attn.q_norm",
         "attention.sublayer.qk_norm.k_norm.weight": "self_attn.k_norm",
     }
-    return theirs, put(ours, rename(theirs.state_dict(), names, _rotary_names(norms, {})))
+    return theirs, put(ours, rename(theirs.state_dict(), OUTER, _rotary_names(norms)))
 
 
 def gpt_2() -> tuple[nn.Module, nn.Module]:

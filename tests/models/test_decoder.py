@@ -8,6 +8,7 @@ import torch
 from normwise import placements
 from normwise.models import Decoder
 from tests.models import plain_loop
+from tests.nearness import relative_error
 
 HEADS, WIDTH, WORDS = 2, 16, 23
 
@@ -30,17 +31,13 @@ def ids(steps: int = 9) -> torch.Tensor:
     return torch.randint(WORDS, (2, steps), generator=torch.Generator().manual_seed(0))
 
 
-def off(value: torch.Tensor, truth: torch.Tensor) -> float:
-    return float(((value - truth).abs().max() / truth.abs().max()).detach())
-
-
 @pytest.mark.parametrize("depth", [2, 12, 48])
 @pytest.mark.parametrize("placement", placements.names())
 def test_every_placement_is_the_loop_that_its_paper_writes(placement: str, depth: int) -> None:
     model = built(placement, depth)
     given = model(ids())
     truth = plain_loop.logits(placement, model.state_dict(), ids(), HEADS, depth)
-    assert off(given, truth) < 1e-12
+    assert relative_error(given, truth) < 1e-12
     upstream = torch.randn(given.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     parameters = dict(model.named_parameters())
     grads = torch.autograd.grad((given * upstream).sum(), list(parameters.values()))
@@ -51,7 +48,7 @@ def test_every_placement_is_the_loop_that_its_paper_writes(placement: str, depth
         (plain_loop.logits(placement, named, ids(), HEADS, depth) * upstream).sum(), list(leaves.values())
     )
     for name, grad, other in zip(parameters, grads, wanted, strict=True):
-        assert off(grad, other) < 1e-11, name
+        assert relative_error(grad, other) < 1e-11, name
 
 
 @pytest.mark.parametrize("placement", placements.names())
@@ -59,7 +56,7 @@ def test_decoding_step_by_step_is_the_full_pass(placement: str) -> None:
     model, given = built(placement, 3), ids()
     cache = model.new_cache()
     steps = [model(given[:, :4], cache=cache), *(model(given[:, i : i + 1], cache=cache) for i in range(4, 9))]
-    assert off(torch.cat(steps, 1), model(given)) < 1e-12
+    assert relative_error(torch.cat(steps, 1), model(given)) < 1e-12
 
 
 def test_no_later_token_is_seen() -> None:

@@ -6,10 +6,7 @@ import pytest
 import torch
 
 from tests.models.parity import PAIRS, WORDS, Wide
-
-
-def off(value: torch.Tensor, truth: torch.Tensor) -> float:
-    return float((value - truth).abs().max() / truth.abs().max())
+from tests.nearness import relative_error
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -20,7 +17,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
     with Wide():
         told = theirs(ids)
     truth = told.logits if hasattr(told, "logits") else told.last_hidden_state
-    assert off(ours(ids), truth) < 1e-10
+    assert relative_error(ours(ids), truth) < 1e-10
 
 
 @torch.no_grad()
@@ -30,4 +27,4 @@ def test_padding_is_masked_as_in_transformers() -> None:
     mask = torch.arange(11) < torch.tensor([[11], [6]])
     types = (torch.arange(11) > 4).long().expand(2, 11)
     truth = theirs(ids, attention_mask=mask.long(), token_type_ids=types).last_hidden_state
-    assert off(ours(ids, mask=mask, types=types)[mask], truth[mask]) < 1e-10
+    assert relative_error(ours(ids, mask=mask, types=types)[mask], truth[mask]) < 1e-10

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from normwise.blocks.layer import Layer
 from normwise.blocks.norms import MakeNorm
@@ -52,7 +50,7 @@ class Stack(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.placement, self.side, self.other_depth, self.recompute = placement, side, other_depth, False
+        self.placement, self.side, self.other_depth = placement, side, other_depth
         self.layers = nn.ModuleList()
         for layer in range(depth):
             wirings = {
@@ -69,10 +67,7 @@ class Stack(nn.Module):
         if self.placement.streams == 2:
             return self._two_streams(x, contexts)
         for layer in self.layers:
-            if self.recompute and self.training:
-                x = checkpoint(partial(layer, **contexts), x, use_reentrant=False)
-            else:
-                x = layer(x, **contexts)
+            x = layer(x, **contexts)
         return x if self.final_norm is None else self.final_norm(x)
 
     def _two_streams(self, x: torch.Tensor, contexts: dict[str, dict[str, Any]]) -> torch.Tensor:

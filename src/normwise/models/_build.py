@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -75,7 +74,7 @@ class Build:
     @property
     def init_name(self) -> str:
         """Return the initialisation: the one asked for, or the placement's."""
-        return placements.get(self.placement).init if self.init is None else self.init
+        return placements.get(self.placement).init if self.init is None else self.init.replace("_", "-")
 
     def stack(self, depth: int, *, causal: bool, side: str, other_depth: int = 0, cross: bool = False) -> Stack:
         """Return the layers, initialised."""
@@ -101,7 +100,6 @@ class Build:
 
     def _attention(self, layer: int, wiring: Wiring, *, causal: bool, rotary: bool = True) -> nn.Module:
         size = self.head_dim or self.hidden_size // self.num_heads
-        options: dict[str, Any] = {"window": self.windows[layer % len(self.windows)] if self.windows else None}
         return Attention(
             self.hidden_size,
             self.num_heads,
@@ -119,7 +117,7 @@ class Build:
             scale=self.attention_scale,
             dropout=self.dropout,
             layer=layer,
-            **options,
+            window=self.windows[layer % len(self.windows)] if self.windows else None,
         )
 
     def _mlp(self, layer: int, wiring: Wiring) -> nn.Module:

@@ -250,7 +250,6 @@ class Wiring:
         adds_block_input: what entered the layer is added once more.
         qkv: of which of q, k and v heads are normalized, whatever the option for query and key says.
         head_gains: each attention head has a learned factor.
-        norm_gain: initial gain of the norms on the branch.
     """
 
     before: bool = False
@@ -267,4 +266,3 @@ class Wiring:
     adds_block_input: bool = False
     qkv: str = ""
     head_gains: bool = False
-    norm_gain: float = 1.0
