@@ -22,12 +22,13 @@ __all__ = [
     "gated_spec",
     "l2_spec",
     "layer_spec",
+    "layer_way",
     "made",
     "modulated_layer_spec",
     "modulated_rms_spec",
     "partial_spec",
     "rms_spec",
-    "serve",
+    "rms_way",
     "serve_added",
     "serve_spec",
     "trailing",
@@ -55,6 +56,16 @@ def layer_spec(eps: float) -> NormSpec:
 @_kept
 def rms_spec(eps: float | None) -> NormSpec:
     return replace(RMS, eps=eps)
+
+
+@_kept
+def layer_way(eps: float, size: int) -> kernels.Way:
+    return kernels.short_way(layer_spec(eps), size)
+
+
+@_kept
+def rms_way(eps: float | None, size: int) -> kernels.Way:
+    return kernels.short_way(rms_spec(eps), size)
 
 
 @_kept
@@ -117,32 +128,6 @@ def variant(spec: NormSpec, field: str, value: object) -> NormSpec:
     return known[1]
 
 
-def _single(normalized_shape: int | Sequence[int]) -> int | None:
-    """Return the size of the one axis, or None where that takes a closer look."""
-    if type(normalized_shape) is tuple and len(normalized_shape) == 1:
-        normalized_shape = normalized_shape[0]
-    return normalized_shape if type(normalized_shape) is int else None
-
-
-def serve(
-    make: Callable[[Any], NormSpec],
-    eps: float | None,
-    x: torch.Tensor,
-    normalized_shape: int | Sequence[int],
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    who: str,
-    kernel: str,
-) -> torch.Tensor:
-    if kernel == "auto" and not torch.compiler.is_compiling():
-        size = normalized_shape if type(normalized_shape) is int else _single(normalized_shape)
-        if size is not None:
-            y = kernels.attempt(make(eps), size, x, weight, bias)
-            if y is not None:
-                return y
-    return serve_spec(made(make, eps), x, normalized_shape, weight, bias, who, kernel)
-
-
 def serve_spec(
     spec: NormSpec,
     x: torch.Tensor,
@@ -165,6 +150,7 @@ def serve_spec(
 
 def serve_added(
     make: Callable[[Any], NormSpec],
+    way: Callable[[Any, int], kernels.Way],
     eps: float | None,
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -175,12 +161,11 @@ def serve_added(
     who: str,
     kernel: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if kernel == "auto" and residual_dtype is None and not torch.compiler.is_compiling():
-        size = normalized_shape if type(normalized_shape) is int else _single(normalized_shape)
-        if size is not None:
-            both = kernels.attempt_added(make(eps), size, x, residual, weight, bias)
-            if both is not None:
-                return both
+    size = normalized_shape[0] if type(normalized_shape) is tuple and len(normalized_shape) == 1 else normalized_shape
+    if type(size) is int and kernel == "auto" and residual_dtype is None and not torch.compiler.is_dynamo_compiling():
+        both = way(eps, size)(x, weight, bias, residual)
+        if both is not None:
+            return both
     check_residual(x, residual, who)
     shape = shape_of(normalized_shape, who)
     check_trailing(x, shape, who)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from normwise import kernels
 from normwise.functional._checks import axes_of, check_floating, check_groups
@@ -15,12 +16,13 @@ from normwise.functional._hidden import (
     gated_spec,
     l2_spec,
     layer_spec,
+    layer_way,
     made,
     modulated_layer_spec,
     modulated_rms_spec,
     partial_spec,
     rms_spec,
-    serve,
+    rms_way,
     serve_added,
     serve_spec,
 )
@@ -74,7 +76,12 @@ def layer_norm(
         >>> layer_norm(torch.tensor([1.0, 2.0, 3.0]), 3)
         tensor([-1.2247,  0.0000,  1.2247])
     """
-    return serve(layer_spec, eps, input, normalized_shape, weight, bias, "layer_norm()", kernel)
+    size = normalized_shape[0] if type(normalized_shape) is tuple and len(normalized_shape) == 1 else normalized_shape
+    if type(size) is int and kernel == "auto" and not is_dynamo_compiling():
+        y = layer_way(eps, size)(input, weight, bias)
+        if y is not None:
+            return y
+    return serve_spec(made(layer_spec, eps), input, normalized_shape, weight, bias, "layer_norm()", kernel)
 
 
 def rms_norm(
@@ -101,7 +108,12 @@ def rms_norm(
         >>> rms_norm(torch.tensor([3.0, 4.0]), 2)
         tensor([0.8485, 1.1314])
     """
-    return serve(rms_spec, eps, input, normalized_shape, weight, None, "rms_norm()", kernel)
+    size = normalized_shape[0] if type(normalized_shape) is tuple and len(normalized_shape) == 1 else normalized_shape
+    if type(size) is int and kernel == "auto" and not is_dynamo_compiling():
+        y = rms_way(eps, size)(input, weight, None)
+        if y is not None:
+            return y
+    return serve_spec(made(rms_spec, eps), input, normalized_shape, weight, None, "rms_norm()", kernel)
 
 
 def scale_norm(
@@ -341,7 +353,7 @@ def add_layer_norm(
         (tensor([-1.0000,  1.0000]), tensor([1., 3.]))
     """
     operands = (input, residual, normalized_shape, weight, bias)
-    return serve_added(layer_spec, eps, *operands, residual_dtype, "add_layer_norm()", kernel)
+    return serve_added(layer_spec, layer_way, eps, *operands, residual_dtype, "add_layer_norm()", kernel)
 
 
 def add_rms_norm(
@@ -372,4 +384,4 @@ def add_rms_norm(
         (tensor([0.8485, 1.1314]), tensor([3., 4.]))
     """
     operands = (input, residual, normalized_shape, weight, None)
-    return serve_added(rms_spec, eps, *operands, residual_dtype, "add_rms_norm()", kernel)
+    return serve_added(rms_spec, rms_way, eps, *operands, residual_dtype, "add_rms_norm()", kernel)

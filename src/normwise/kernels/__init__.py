@@ -25,16 +25,17 @@ from normwise.kernels import _transforms as _transforms
 from normwise.kernels import cpu as cpu
 from normwise.kernels import eager as eager
 from normwise.kernels import triton as triton
+from normwise.kernels._quick import Way as Way
 from normwise.kernels._quick import attempt as attempt
-from normwise.kernels._quick import attempt_added as attempt_added
+from normwise.kernels._quick import short_way as short_way
 from normwise.kernels.eager import Moments as Moments
 from normwise.spec import NormSpec
 
 __all__ = [
     "KERNELS",
     "Moments",
+    "Way",
     "attempt",
-    "attempt_added",
     "backends",
     "check_name",
     "forward",
@@ -42,6 +43,7 @@ __all__ = [
     "forward_and_moments",
     "moments",
     "refusals",
+    "short_way",
 ]
 
 _NEEDS = ("RANK", "unavailable", "refusal", "forward", "forward_and_moments", "forward_added", "moments")

@@ -7,16 +7,17 @@ operations on what was kept, so that derivatives of any order are right; the usu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from normwise.kernels._ops import LIBRARY, Code, ops
 
-__all__ = ["add_norm_rows", "norm_rows"]
+__all__ = ["add_norm_rows", "norm_rows", "recorded_add_norm", "recorded_norm"]
 
 _Tensors = tuple[torch.Tensor | None, ...]
-_Numbers = tuple[int, int, float, float]  # size, code, eps, offset: as one argument, for each takes its time
 # What the operators' own __call__ calls, after half a microsecond.
 _SAVING, _ADDING = ops.norm_rows_saving.default._op, ops.add_norm_rows.default._op
 _BACKWARD = ops.norm_rows_backward.default._op
@@ -54,7 +55,7 @@ def _norm_rows(
     offset: float,
 ) -> torch.Tensor:
     if _recorded(x, weight, bias):
-        return _apply(_NormRows, x, weight, bias, (size, code, eps, offset))
+        return _kept(recorded_norm, size, code, eps, offset)(x, weight, bias)
     return ops.norm_rows.default(x, weight, bias, size, code, eps, offset)
 
 
@@ -87,7 +88,7 @@ def _add_norm_rows(
     wide: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if _recorded(x, residual, weight, bias):
-        return _apply(_AddNormRows, x, residual, weight, bias, (size, code, eps, offset), wide)
+        return _kept(recorded_add_norm, size, code, eps, offset, wide)(x, residual, weight, bias)
     y, summed, _ = ops.add_norm_rows.default(x, residual, weight, bias, size, code, eps, offset, wide)
     return y, summed
 
@@ -97,87 +98,91 @@ LIBRARY.impl("add_norm", _add_norm_rows, "CompositeImplicitAutograd")
 
 
 def _apply(function: Any, *args: Any) -> Any:
+    return _apply_of(function)(*args)
+
+
+def _apply_of(function: Any) -> Callable[..., Any]:
     # Function.apply itself looks for torch.func's transforms at each call, which the kernels refuse beforehand
-    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
-class _NormRows(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        norm: _Numbers,
-    ) -> torch.Tensor:
-        y, stats = _SAVING(x, weight, bias, *norm)
+def _kept(made: Any, size: int, *numbers: Any) -> Callable[..., Any]:
+    return (made if type(size) is int else made.__wrapped__)(size, *numbers)  # a traced size has no hash
+
+
+def _function(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``Function.apply`` of a function of autograd.
+
+    There is one for each norm, with its numbers at hand: as arguments they would be looked at, and kept, at each call.
+    """
+    made: Any = type(name, (torch.autograd.Function,), {"forward": forward, "backward": backward})
+    made._backward_cls.apply = backward  # what BackwardCFunction.apply calls, after half a microsecond
+    return _apply_of(made)
+
+
+@lru_cache(maxsize=4096)
+def recorded_norm(size: int, code: int, eps: float, offset: float) -> Callable[..., Any]:
+    """Return the function of (x, weight, bias) that autograd records."""
+
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+        y, stats = _SAVING(x, weight, bias, size, code, eps, offset)
         ctx.save_for_backward(x, stats, weight)
-        ctx.norm = norm
         return y
 
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> _Tensors:
+    def backward(ctx: Any, dy: torch.Tensor) -> _Tensors:
         x, stats, weight = ctx.saved_tensors
-        dx, dweight, dbias = _gradients(ctx, grads[0], None, x, stats, weight, ctx.needs_input_grad[:3])
-        return dx, dweight, dbias, None
+        ofx, ofweight, ofbias = wanted = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            return _differentiable(dy, None, x, weight, size, code, eps, offset, wanted)
+        needs = ofx + 2 * ofweight + 4 * ofbias
+        found = _BACKWARD(dy, None, x, stats, weight, size, code, eps, offset, needs)
+        return found if weight is None or weight.ndim == 1 else _like_the_weight(found, weight)
+
+    return _function("NormRows", forward, backward)
 
 
-class _AddNormRows(torch.autograd.Function):
-    @staticmethod
+@lru_cache(maxsize=4096)
+def recorded_add_norm(size: int, code: int, eps: float, offset: float, wide: bool) -> Callable[..., Any]:
+    """Return the function of (x, residual, weight, bias) that autograd records."""
+
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        norm: _Numbers,
-        wide: bool,
+        ctx: Any, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        y, summed, stats = _ADDING(x, residual, weight, bias, *norm, wide)
+        y, summed, stats = _ADDING(x, residual, weight, bias, size, code, eps, offset, wide)
         ctx.save_for_backward(summed, stats, weight)
-        ctx.norm = norm
         ctx.dtypes = (x.dtype, residual.dtype)
         ctx.set_materialize_grads(False)
         if not any(ctx.needs_input_grad[:2]):  # as in plain torch: the sum does not depend on the gain
             ctx.mark_non_differentiable(summed)
         return y, summed
 
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> _Tensors:
-        dy, dsum = grads
+    def backward(ctx: Any, dy: torch.Tensor | None, dsum: torch.Tensor | None) -> _Tensors:
         summed, stats, weight = ctx.saved_tensors
+        ofx, ofresidual, *parameters = ctx.needs_input_grad
+        wanted = (ofx or ofresidual, *parameters)
         if dy is None:
             total, dweight, dbias = dsum, None, None
+        elif torch.is_grad_enabled():
+            total, dweight, dbias = _differentiable(dy, dsum, summed, weight, size, code, eps, offset, wanted)
         else:
-            needs = ctx.needs_input_grad
-            wanted = (needs[0] or needs[1], *needs[2:4])
-            total, dweight, dbias = _gradients(ctx, dy, dsum, summed, stats, weight, wanted)
+            needs = wanted[0] + 2 * wanted[1] + 4 * wanted[2]
+            found = _BACKWARD(dy, dsum, summed, stats, weight, size, code, eps, offset, needs)
+            total, dweight, dbias = _like_the_weight(found, weight)
         mine, streams = ctx.dtypes
-        return _to(total, mine), _to(total, streams), dweight, dbias, None, None
+        return _to(total, mine), _to(total, streams), dweight, dbias
+
+    return _function("AddNormRows", forward, backward)
+
+
+def _like_the_weight(found: _Tensors, weight: torch.Tensor | None) -> _Tensors:
+    if weight is None or weight.ndim == 1:  # a view would take as long as the rest of a short backward pass
+        return found
+    dx, *parameters = found
+    return dx, *(each if each is None else each.view(weight.shape) for each in parameters)
 
 
 def _to(gradient: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     return gradient if gradient is None or gradient.dtype is dtype else gradient.to(dtype)
-
-
-def _gradients(
-    ctx: Any,
-    dy: torch.Tensor,
-    dsum: torch.Tensor | None,
-    x: torch.Tensor,
-    stats: torch.Tensor,
-    weight: torch.Tensor | None,
-    wanted: tuple[bool, ...],
-) -> _Tensors:
-    size, code, eps, offset = ctx.norm
-    if torch.is_grad_enabled():
-        return _differentiable(dy, dsum, x, weight, size, code, eps, offset, wanted)
-    needs = wanted[0] + 2 * wanted[1] + 4 * wanted[2]
-    dx, dweight, dbias = _BACKWARD(dy, dsum, x, stats, weight, size, code, eps, offset, needs)
-    if weight is not None and weight.ndim != 1:  # a view of one axis would take as long as all of this function
-        dweight = dweight.view(weight.shape) if wanted[1] else dweight
-        dbias = dbias.view(weight.shape) if wanted[2] else dbias
-    return dx if wanted[0] else None, dweight if wanted[1] else None, dbias if wanted[2] else None
 
 
 def _differentiable(

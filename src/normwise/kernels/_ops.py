@@ -11,7 +11,7 @@ CPU key, ``triton`` for the CUDA key. What each computes:
     else [1, *axes before the row] (rstd), in float32 (float64 for float64). See ``before_rows``.
 ``norm_rows_backward``
     Gradients of x, weight and bias for the gradient ``dy``; ``dsum``, if given, is added to that of x. ``needs``:
-    1 for x, 2 for the weight, 4 for the bias; a gain or bias that is not needed comes back empty.
+    1 for x, 2 for the weight, 4 for the bias; what is not needed comes back as None.
 ``add_norm_rows``
     sum = x + residual, in float32 if ``wide`` or if the two differ, and y as above in the dtype of x.
 ``norm``, ``add_norm``
@@ -57,6 +57,8 @@ class Code(IntFlag):
     EPS_OUTSIDE = 32  # root = sqrt(s) + eps
     EPS_CLAMP = 64  # root = max(sqrt(s), eps)
     DIVIDE = 128  # by the root, instead of multiplying by its reciprocal
+    CHECKED = 256  # raise unless this is a norm of the last axis with parameters of its shape: see _quick
+    ONE_GAIN = 512  # where it is checked: the gain is one number
 
     @staticmethod
     def kind(code: int) -> int:
@@ -85,6 +87,12 @@ def _stats(x: torch.Tensor, size: int, code: int, dtype: torch.dtype) -> torch.T
     return x.new_empty((kinds, *before_rows(x, size)), dtype=_sums(dtype))
 
 
+def _on_one_device(x: torch.Tensor, *others: torch.Tensor | None) -> None:
+    for other in others:
+        if other is not None and other.device != x.device:
+            raise RuntimeError(f"tensors are on {x.device} and {other.device}; move them to one device")
+
+
 @torch.library.register_fake("normwise::norm_rows", lib=LIBRARY)
 def _norm_rows(
     x: torch.Tensor,
@@ -95,6 +103,7 @@ def _norm_rows(
     eps: float,
     offset: float,
 ) -> torch.Tensor:
+    _on_one_device(x, weight, bias)
     promoted = code & 8 and weight is not None and weight.dtype is torch.float32 and x.dtype is not torch.float64
     return x.new_empty(x.shape, dtype=torch.float32 if promoted else x.dtype)
 
@@ -124,12 +133,11 @@ def _norm_rows_backward(
     eps: float,
     offset: float,
     needs: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor | None, ...]:
     dtype = _sums(x.dtype) if weight is None else weight.dtype
-    each = size if weight is None else weight.numel()
-    dweight = x.new_empty((each,), dtype=dtype) if needs & 2 else x.new_empty((0,), dtype=_sums(x.dtype))
-    dbias = x.new_empty((size,), dtype=dtype) if needs & 4 else x.new_empty((0,), dtype=_sums(x.dtype))
-    return x.new_empty(x.shape), dweight, dbias
+    sizes = (x.shape, (size if weight is None else weight.numel(),), (size,))
+    dtypes = (x.dtype, dtype, dtype)
+    return tuple(x.new_empty(sizes[which], dtype=dtypes[which]) if needs & 1 << which else None for which in range(3))
 
 
 @torch.library.register_fake("normwise::add_norm_rows", lib=LIBRARY)
@@ -144,5 +152,6 @@ def _add_norm_rows(
     offset: float,
     wide: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    _on_one_device(x, residual, weight, bias)
     dtype = x.dtype if x.dtype is torch.float64 or (not wide and residual.dtype is x.dtype) else torch.float32
     return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype), _stats(x, size, code, dtype)

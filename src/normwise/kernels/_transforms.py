@@ -37,7 +37,11 @@ def _one_by_one(op: Callable[..., Any], info: Any, in_dims: _Dims, args: tuple[A
     ]
     if isinstance(found[0], torch.Tensor):
         return torch.stack(found), 0
-    return tuple(torch.stack(each) for each in zip(*found, strict=True)), (0,) * len(found[0])
+    given = [each[0] is not None for each in zip(*found, strict=True)]
+    stacked = (
+        torch.stack(each) if there else None for each, there in zip(zip(*found, strict=True), given, strict=True)
+    )
+    return tuple(stacked), tuple(0 if there else None for there in given)
 
 
 def _register(name: str, tensors: int, stats: int | None) -> None:
@@ -65,7 +69,7 @@ def _norm_rows_backward(info: Any, in_dims: _Dims, *args: Any) -> tuple[Any, Any
     if needs & 6 or in_dims[4] is not None:  # each element of the batch has gradients of weights of its own
         return _one_by_one(op, info, in_dims, args)
     dy, dsum, x, stats = _first(args[:4], in_dims[:4], info.batch_size)
-    return op(dy, dsum, x, stats.movedim(0, 1), *args[4:]), (0, None, None)
+    return op(dy, dsum, x, stats.movedim(0, 1), *args[4:]), (0 if needs & 1 else None, None, None)
 
 
 torch.library.register_vmap("normwise::norm_rows_backward", _norm_rows_backward, lib=LIBRARY)

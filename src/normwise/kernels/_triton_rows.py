@@ -165,20 +165,17 @@ def norm_rows_backward(
     eps: float,
     offset: float,
     needs: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Return the gradients of x, weight and bias, where ``needs`` (1 x, 2 weight, 4 bias) asks for them.
 
-    Those of weight and bias are summed over rows in float32 and have the dtype of the weight (float32 without one);
-    not needed, they are empty. That of x always has its shape, as ``_ops`` says, but is not written unless needed.
+    Those of weight and bias are summed over rows in float32 and have the dtype of the weight (float32 without one).
     """
     _check(code, size, x, (dy, dsum), (weight,))
-    dx = x.new_empty(x.shape)
     of_weight = torch.float32 if weight is None else weight.dtype
-    dweight, dbias = (
-        x.new_empty(size, dtype=of_weight) if needs & bit else x.new_empty(0, dtype=torch.float32) for bit in (2, 4)
-    )
+    dx = x.new_empty(x.shape) if needs & 1 else None
+    dweight, dbias = (x.new_zeros(size, dtype=of_weight) if needs & bit else None for bit in (2, 4))
     if x.numel() == 0:
-        return dx, dweight.zero_(), dbias.zero_()
+        return dx, dweight, dbias
     meaning: dict[str, Any] = {
         "CENTER": Code.kind(code) in _CENTERED,
         "ROUND_OFFSET": bool(code & Code.OFFSET_IN_WEIGHT_DTYPE),
@@ -202,7 +199,7 @@ def norm_rows_backward(
             (parts, triton.cdiv(size, shape.block)),
             shape,
             *given,
-            dx if needs & 1 else None,
+            dx if needs & 1 else None,  # or it is written
             *partial,
             rows,
             *strides,
@@ -213,7 +210,7 @@ def norm_rows_backward(
             ROUND=_TRITON[x.dtype] if code & Code.ROUND_BEFORE_WEIGHT else None,
         )
         for sums, out in zip(partial, (dweight, dbias), strict=True):
-            if sums is not None:
+            if sums is not None and out is not None:
                 _launch(programs.merge, (triton.cdiv(size, MERGE.block),), MERGE, sums, out, parts, size)
     return dx, dweight, dbias
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from normwise import kernels
 from normwise.functional._checks import check_floating, check_trailing, shape_of
@@ -164,7 +165,7 @@ class HiddenModule(NormModule):
         there where a parametrization, or a replica of the module, has them as attributes.
         """
         held = self._parameters
-        if self.kernel != "auto" or torch.compiler.is_compiling() or "weight" not in held or "bias" not in held:
+        if self.kernel != "auto" or is_dynamo_compiling() or "weight" not in held or "bias" not in held:
             return None
         return held["weight"], held["bias"]
 

@@ -25,7 +25,7 @@ class _AddModule(FamilyModule):
         """Add ``input`` to ``residual`` (None at the start of the stream), return the norm of the sum, and the sum."""
         held = self._parameters_at_hand() if self.residual_dtype is None else None
         if held is not None:
-            both = kernels.attempt_added(self.spec, self.normalized_shape[-1], input, residual, *held)
+            both = kernels.attempt(self.spec, self.normalized_shape[-1], input, *held, residual)
             if both is not None:
                 return both
         self._check(input)

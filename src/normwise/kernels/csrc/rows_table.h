@@ -15,6 +15,8 @@ enum Code : int64_t {
   OFFSET_IN_WEIGHT_DTYPE = 16,
   ROOT = 96,  // one of Root
   DIVIDE = 128,
+  CHECKED = 256,   // the operator raises unless the call is an ordinary one, see check_ordinary
+  ONE_GAIN = 512,  // where it is checked: the gain is one number
 };
 enum Kind : int64_t { RMS = 0, LAYER = 1, TORCH_LAYER = 2, L2 = 3 };
 enum Root : int64_t { EPS_INSIDE = 0, EPS_OUTSIDE = 32, EPS_CLAMP = 64 };
