@@ -107,16 +107,18 @@ NW_INLINE Acc<T> read(const T* p, One at) {
 }
 
 // Asks for the memory of a place before it is needed, into the second-level cache: rows to come would push what is in
-// use out of the first.
+// use out of the first, unless they are short (`near`).
 template <bool PAIRED, class T>
-NW_INLINE void fetch(const T* p, Block<PAIRED> at) {
-  _Pragma("GCC unroll 2") for (uint64_t byte = 0; byte < BLOCK<Acc<T>> * sizeof(T); byte += 64)
-    __builtin_prefetch((const char*)(p + at.i) + byte, 0, 2);
+NW_INLINE void fetch(const T* p, Block<PAIRED> at, bool near = false) {
+  _Pragma("GCC unroll 2") for (uint64_t byte = 0; byte < BLOCK<Acc<T>> * sizeof(T); byte += 64) {
+    const char* line = (const char*)(p + at.i) + byte;
+    near ? __builtin_prefetch(line, 0, 3) : __builtin_prefetch(line, 0, 2);
+  }
 }
 template <class T>
-NW_INLINE void fetch(const T*, Part) {}
+NW_INLINE void fetch(const T*, Part, bool = false) {}
 template <class T>
-NW_INLINE void fetch(const T*, One) {}
+NW_INLINE void fetch(const T*, One, bool = false) {}
 
 // `past`: past the cache, see store_past; p is then a multiple of 64 bytes.
 template <bool PAIRED, class T>

@@ -62,12 +62,12 @@ constexpr bool PAIRED = __is_same(X, Bf16) && __is_same(Y, Bf16);
 template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
 NW_INLINE void apply(
     const T* x, Out* y, const Acc<T>* gain, const Acc<T>* bias, int64_t n, Acc<T> mean, Acc<T> by, bool divide,
-    const T* ahead, bool past) {
+    const T* ahead, bool near, bool past) {
   using A = Acc<T>;
   constexpr bool FOLDED = QUOTIENT_KIND == TORCH && sizeof(T) == 2;
   const A shift = -by * mean;
   along<A, PAIRED<T, Out>>(n, [&](auto at) NW_ALWAYS {
-    if constexpr (QUOTIENT_KIND != TORCH) fetch(ahead, at);
+    fetch(ahead, at, near);
     auto v = read(x, at);
     if constexpr (FOLDED)
       v = fma(v, by, shift);
@@ -149,8 +149,13 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
   const auto row_at = [&](int64_t row) NW_ALWAYS { return (const T*)a.x + row * a.x_stride; };
   const bool lead = a.size * (int64_t)sizeof(T) <= SHORT;
+  // Torch's recurrence reads a row in several places at once, which no prefetcher sees through: it asks for the next
+  // row itself, or, of bfloat16, has short rows brought near beforehand. All rows come from memory two rows before.
+  const bool near = QUOTIENT_KIND == TORCH && __is_same(T, Bf16) && lead;
+  const int64_t distance = 1 + lead + (QUOTIENT_KIND == TORCH);
   const auto measured = [&](int64_t row) NW_ALWAYS {
-    return measure<T, __is_same(T, Bf16)>(row_at(row), a.size, a.code, {row_at(least(row + 1, end - 1)), lead});
+    return measure<T, __is_same(T, Bf16)>(
+        row_at(row), a.size, a.code, {near ? nullptr : row_at(least(row + 1, end - 1)), lead});
   };
   // The next short row is measured before this one is multiplied: the last additions, the root and the division take
   // as long as such a row, and the processor fills that time with the products. Two long rows would not fit its
@@ -170,7 +175,7 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
     else
       apply<T, Out, QUOTIENT_KIND, ROUND, BIAS>(
           x, y, (const A*)a.gain, (const A*)a.bias, a.size, found.mean, divide ? divisor : rstd, divide,
-          row_at(least(row + 1 + lead, end - 1)), a.stream);
+          row_at(least(row + distance, end - 1)), near, a.stream);
     if (a.mean) ((A*)a.mean)[row] = factors.mean;
     if (a.rstd) ((A*)a.rstd)[row] = factors.rstd;
   }
