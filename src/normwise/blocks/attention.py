@@ -16,6 +16,7 @@ from normwise.blocks.cache import Cache
 from normwise.blocks.norms import MakeNorm
 from normwise.blocks.rotary import Rotary
 from normwise.layers import QKNorm
+from normwise.placements._asked import advice
 
 __all__ = ["Attention"]
 
@@ -29,6 +30,7 @@ class Attention(nn.Module):
         num_kv_heads: heads of keys and values, which divide those of queries; as many by default.
         head_dim: D; H / num_heads by default.
         causal: whether a query sees no later key.
+        cross: whether keys and values are of a memory.
         bias: whether q, k, v and out have a shift.
         rotary: turns q and k, or None.
         qk_norm: normalizes q and k: "head" each head, "all-heads" those of a position together, or None.
@@ -55,6 +57,7 @@ class Attention(nn.Module):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         causal: bool = True,
+        cross: bool = False,
         bias: bool = False,
         rotary: Rotary | None = None,
         qk_norm: str | None = None,
@@ -72,9 +75,10 @@ class Attention(nn.Module):
         if head_dim is None and hidden_size % num_heads:
             raise ValueError(f"{num_heads} heads do not divide hidden_size={hidden_size}; change one, or pass head_dim")
         if num_heads % self.num_kv_heads:
-            raise ValueError(f"{self.num_kv_heads} heads of keys do not divide {num_heads} heads of queries")
+            raise ValueError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={num_heads}; change one")
         self.head_dim = head_dim or hidden_size // num_heads
-        self.causal, self.window, self.softcap, self.dropout, self.layer = causal, window, softcap, dropout, layer
+        self.causal, self.cross = causal, cross
+        self.window, self.softcap, self.dropout, self.layer = window, softcap, dropout, layer
         self.scale = self.head_dim**-0.5 if scale is None else scale
         queries, keys = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.q = nn.Linear(hidden_size, queries, bias)
@@ -91,7 +95,7 @@ class Attention(nn.Module):
         if over is None:
             return None
         if over not in ("head", "all-heads"):
-            raise ValueError(f"qk_norm={over!r} is unknown; choose from: 'head', 'all-heads', None")
+            raise ValueError(f"qk_norm={over!r} is unknown; {advice(over, ('head', 'all-heads', 'None'))}")
         spec = norm(self.head_dim).spec
         kinds = {"head": "head", "all-heads": "all_heads"}
         return QKNorm(self.head_dim, self.num_heads, self.num_kv_heads, over=kinds[over], spec=spec)  # type: ignore[arg-type]
@@ -111,7 +115,14 @@ class Attention(nn.Module):
             memory: [B, S, H], what an encoder returned.
             mask: bool [B, S], True at keys that are real.
             cache: of earlier keys and values.
+
+        Raises:
+            TypeError: a mask that is not bool.
+            ValueError: a memory that is missing or not read, or a mask of another shape.
         """
+        if self.cross == (memory is None):
+            reads = "reads a memory [B, S, H], what an encoder returned: pass memory=" if self.cross else "reads none"
+            raise ValueError(f"this attention {reads}, given {'none' if memory is None else 'a memory'}")
         source = x if memory is None else memory
         q = self.q(x).unflatten(-1, (self.num_heads, self.head_dim))
         k = self.k(source).unflatten(-1, (self.num_kv_heads, self.head_dim))
@@ -128,6 +139,8 @@ class Attention(nn.Module):
             q, k = self.rotary(q, start), self.rotary(k, start)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
+        if mask is not None:
+            _check_mask(mask, k)
         h = self._attend(q, k, v, mask, start)
         if self.head_gains is not None:
             h = h * self.head_gains[:, None, None]
@@ -165,3 +178,10 @@ class Attention(nn.Module):
         keys = torch.arange(k.shape[-2], device=q.device)
         seen = keys <= at
         return seen if self.window is None else seen & (keys > at - self.window)
+
+
+def _check_mask(mask: torch.Tensor, k: torch.Tensor) -> None:
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask is bool, True at real tokens, given {mask.dtype}; mask.bool() is one")
+    if mask.ndim != 2 or mask.shape[0] not in (1, k.shape[0]) or mask.shape[1] != k.shape[-2]:
+        raise ValueError(f"mask has the shape [B, S] = {[k.shape[0], k.shape[-2]]}, given {list(mask.shape)}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from normwise.placements._asked import is_whole
+
 __all__ = ["Cache"]
 
 
@@ -14,12 +16,12 @@ class Cache:
         context: the most positions it can hold.
 
     Raises:
-        ValueError: more positions than that.
+        ValueError: no such number, or more positions written than that.
     """
 
     def __init__(self, context: int) -> None:
-        if context < 1:
-            raise ValueError(f"a cache holds one position or more, given context={context}")
+        if not is_whole(context, 1):
+            raise ValueError(f"a cache holds a whole number of positions, 1 or more, given context={context!r}")
         self.context, self.length = context, 0
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 

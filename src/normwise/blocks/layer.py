@@ -11,7 +11,7 @@ from normwise.blocks.norms import MakeNorm
 from normwise.blocks.residual import Residual, gain_of
 from normwise.spec import Wiring
 
-__all__ = ["Layer"]
+__all__ = ["Layer", "TwoStreamLayer"]
 
 
 class Layer(nn.Module):
@@ -58,3 +58,17 @@ class Layer(nn.Module):
     def residuals(self) -> list[tuple[str, Residual]]:
         """Return the sublayers by name."""
         return [(name, getattr(self, name)) for name in self.names]
+
+
+class TwoStreamLayer(Layer):
+    """A layer of ResiDual: its first stream is wired as any, its second is the plain sum of the branches."""
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: torch.Tensor, summed: torch.Tensor, **contexts: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both streams after the layer; ``contexts`` are keyword arguments of the sublayers, by name."""
+        entered = x
+        for name, residual in self.residuals():
+            branch = residual.branch(x, **contexts.get(name, {}))
+            x, summed = residual.close(x, branch, entered), summed + branch
+        return x, summed

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from normwise.blocks.norms import MakeNorm
+from normwise.placements._asked import advice
 
 __all__ = ["ACTIVATIONS", "MLP"]
 
@@ -49,7 +50,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
-            raise ValueError(f"mlp={activation!r} is unknown; choose from: {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"mlp={activation!r} is unknown; {advice(activation, ACTIVATIONS)}")
         self.activation = activation
         gated = ACTIVATIONS[activation][1]
         self.gate = nn.Linear(hidden_size, inner_size, bias) if gated else None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from normwise import layers
+from normwise.placements._asked import advice
 from normwise.spec import FAMILIES, Kind, NormSpec, family_name
 
 __all__ = ["MakeNorm", "norm_maker"]
@@ -23,18 +24,22 @@ def norm_maker(norm: str | NormSpec, eps: float | None = None) -> MakeNorm:
         eps: instead of the usual one.
 
     Raises:
-        ValueError: neither a kind nor a family.
+        TypeError: neither a name nor a spec.
+        ValueError: neither a kind nor a family; near names are listed.
 
     Examples:
         >>> norm_maker("gemma")(8)
         RMSNorm((8,), eps=1e-06, elementwise_affine=True, weight_offset=1.0)
     """
+    if not isinstance(norm, str | NormSpec):
+        raise TypeError(f"norm is the name of a kind or of a model family, or a NormSpec, given {norm!r}")
     if isinstance(norm, str) and norm in _KINDS:
         kind = _KINDS[norm]
         return lambda size: kind(size) if eps is None else kind(size, eps=eps)
     spec = norm if isinstance(norm, NormSpec) else FAMILIES.get(family_name(norm))
     if spec is None:
-        raise ValueError(f"norm={norm!r} is neither {', '.join(map(repr, _KINDS))} nor a family of layers.FAMILIES")
+        hint = advice(norm, [*_KINDS, *FAMILIES], [*_KINDS, "a family of layers.FAMILIES"])
+        raise ValueError(f"norm={norm!r} is neither a kind of norm nor a model family; {hint}")
     spec = spec if eps is None else replace(spec, eps=eps)
     if spec.kind is Kind.LAYER:
         return lambda size: layers.LayerNorm(size, bias=spec.bias, spec=spec)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normwise.blocks.layer import Layer
+from normwise.blocks.layer import Layer, TwoStreamLayer
 from normwise.blocks.norms import MakeNorm
 from normwise.placements import Placement
 from normwise.spec import Wiring
@@ -58,24 +58,18 @@ class Stack(nn.Module):
                 for name in sublayers
             }
             made = {name: (make(layer, wirings[name]), wirings[name]) for name, make in sublayers.items()}
-            self.layers.append(Layer(made, hidden_size, norm=norm, dropout=dropout))
+            kind = TwoStreamLayer if placement.streams == 2 else Layer
+            self.layers.append(kind(made, hidden_size, norm=norm, dropout=dropout))
         has_final = placement.needs_final_norm if final_norm is None else final_norm
         self.final_norm = norm(hidden_size) if has_final else None
 
     def forward(self, x: torch.Tensor, **contexts: dict[str, Any]) -> torch.Tensor:
         """Return the stream after the last norm; ``contexts`` are keyword arguments of the sublayers, by name."""
         if self.placement.streams == 2:
-            return self._two_streams(x, contexts)
+            summed = x
+            for layer in self.layers:
+                x, summed = layer(x, summed, **contexts)
+            return x + (summed if self.final_norm is None else self.final_norm(summed))
         for layer in self.layers:
             x = layer(x, **contexts)
         return x if self.final_norm is None else self.final_norm(x)
-
-    def _two_streams(self, x: torch.Tensor, contexts: dict[str, dict[str, Any]]) -> torch.Tensor:
-        summed = x
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
-            entered = x
-            for name, residual in layer.residuals():
-                branch = residual.branch(x, **contexts.get(name, {}))
-                x, summed = residual.close(x, branch, entered), summed + branch
-        return x + (summed if self.final_norm is None else self.final_norm(summed))

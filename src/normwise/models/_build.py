@@ -11,6 +11,7 @@ from normwise.blocks import MLP, Attention, Rotary, Stack, norm_maker
 from normwise.blocks.stack import MakeSublayer
 from normwise.models._embedding import Embedding
 from normwise.models.inits import initialise
+from normwise.placements._asked import advice, is_whole, kebab
 from normwise.spec import NormSpec, Wiring
 
 __all__ = ["Build"]
@@ -51,11 +52,19 @@ class Build:
     def __post_init__(self) -> None:
         """Refuse what cannot be built, with the reason."""
         for name in ("vocab_size", "hidden_size", "num_heads", "context"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_whole(value := getattr(self, name), 1):
                 raise ValueError(f"{name} is a whole number, 1 or more, given {value!r}")
+        for name in ("num_kv_heads", "head_dim", "mlp_size"):
+            if (value := getattr(self, name)) is not None and not is_whole(value, 1):
+                raise ValueError(f"{name} is a whole number, 1 or more, or None for the usual one, given {value!r}")
+        if not is_whole(self.types, 0):
+            raise ValueError(f"types is a whole number, 0 for none, given {self.types!r}")
+        if not all(window is None or is_whole(window, 1) for window in self.windows):
+            raise ValueError(f"a window is 1 key or more, or None for all of them, given windows={self.windows!r}")
+        if self.softcap is not None and not self.softcap > 0:
+            raise ValueError(f"softcap is a number above 0, or None for no cap, given {self.softcap!r}")
         if self.positions not in POSITIONS:
-            raise ValueError(f"positions={self.positions!r} is unknown; choose from: {', '.join(POSITIONS)}")
+            raise ValueError(f"positions={self.positions!r} is unknown; {advice(self.positions, POSITIONS)}")
 
     def embedding(self, depth: int, side: str = "decoder") -> Embedding:
         """Return what turns ids into vectors."""
@@ -74,15 +83,15 @@ class Build:
     @property
     def init_name(self) -> str:
         """Return the initialisation: the one asked for, or the placement's."""
-        return placements.get(self.placement).init if self.init is None else self.init.replace("_", "-")
+        return placements.get(self.placement).init if self.init is None else kebab(self.init)
 
     def stack(self, depth: int, *, causal: bool, side: str, other_depth: int = 0, cross: bool = False) -> Stack:
         """Return the layers, initialised."""
-        if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
-            raise ValueError(f"a stack has one layer or more, given {depth!r}")
+        if not is_whole(depth, 1):
+            raise ValueError(f"the {side} has a whole number of layers, 1 or more, given {depth!r}")
         sublayers: dict[str, MakeSublayer] = {"attention": lambda i, wiring: self._attention(i, wiring, causal=causal)}
         if cross:
-            sublayers["cross"] = lambda i, wiring: self._attention(i, wiring, causal=False, rotary=False)
+            sublayers["cross"] = lambda i, wiring: self._attention(i, wiring, causal=False, cross=True)
         sublayers["mlp"] = self._mlp
         stack = Stack(
             depth,
@@ -98,7 +107,7 @@ class Build:
         initialise(stack, self.init)
         return stack
 
-    def _attention(self, layer: int, wiring: Wiring, *, causal: bool, rotary: bool = True) -> nn.Module:
+    def _attention(self, layer: int, wiring: Wiring, *, causal: bool, cross: bool = False) -> nn.Module:
         size = self.head_dim or self.hidden_size // self.num_heads
         return Attention(
             self.hidden_size,
@@ -107,8 +116,9 @@ class Build:
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             causal=causal,
+            cross=cross,
             bias=self.bias if self.attention_bias is None else self.attention_bias,
-            rotary=Rotary(size, self.rope_theta) if rotary and self.positions == "rotary" else None,
+            rotary=Rotary(size, self.rope_theta) if self.positions == "rotary" and not cross else None,
             qk_norm=self.qk_norm,
             normalized=wiring.qkv,
             inner_norm=wiring.inner,

@@ -48,15 +48,44 @@ class Embedding(nn.Module):
                 nn.init.normal_(table.weight, std=std)
 
     def forward(self, ids: torch.Tensor, start: int = 0, types: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the vectors of tokens whose first position is ``start``."""
-        x = self.tokens(ids)
+        """Return the vectors of tokens whose first position is ``start``.
+
+        Raises:
+            TypeError: ids that are no tensor of whole numbers.
+            ValueError: another shape, more positions than the context, a token or type that is not in its table.
+        """
+        _check(ids)
+        x = _rows(self.tokens, ids, "tokens")
         if self.scale != 1.0:
             x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
         if self.positions is not None:
             end = start + ids.shape[1]
             if end > self.positions.num_embeddings:
-                raise ValueError(f"{end} positions are more than the context of {self.positions.num_embeddings}")
+                raise ValueError(
+                    f"{end} positions are more than the context of {self.positions.num_embeddings}; "
+                    "give fewer, or build the model with a longer context"
+                )
             x = x + self.positions(torch.arange(start, end, device=ids.device))
         if self.types is not None:
-            x = x + self.types(torch.zeros_like(ids) if types is None else types)
+            x = x + _rows(self.types, torch.zeros_like(ids) if types is None else types, "types")
+        elif types is not None:
+            raise ValueError("types are given to a model that has none; build it with types=")
         return self.dropout(x if self.norm is None else self.norm(x))
+
+
+def _check(ids: torch.Tensor) -> None:
+    """Refuse what is no batch of ids."""
+    if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        given = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
+        raise TypeError(f"ids are an int64 tensor [B, T], given {given}; a tokenizer or torch.tensor makes one")
+    if ids.ndim != 2:
+        raise ValueError(f"ids have the shape [B, T], given {list(ids.shape)}; one sequence is ids[None]")
+
+
+def _rows(table: nn.Embedding, ids: torch.Tensor, name: str) -> torch.Tensor:
+    """Return rows of a table; the lookup itself finds what is outside, so that nothing is read twice."""
+    try:
+        return table(ids)
+    except IndexError as error:
+        low, high = int(ids.min()), int(ids.max())
+        raise ValueError(f"{name} are 0 to {table.num_embeddings - 1} here, given {low} to {high}") from error

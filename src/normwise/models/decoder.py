@@ -54,8 +54,9 @@ class Decoder(nn.Module):
         ids [B, T] -> logits [B, T, V]
 
     Raises:
-        ValueError: an unknown name (near ones are listed), no layer, heads that do not divide H, more positions than
-            the context.
+        TypeError: a norm that is neither a name nor a spec; ids or masks of another dtype.
+        ValueError: an unknown name (near ones are listed), no layer, heads that do not divide H, a size that is not
+            a whole number, more positions than the context, a token outside the vocabulary.
 
     Examples:
         >>> model = Decoder(256, 64, 4, 4, placement="deep-norm")
@@ -122,6 +123,8 @@ class Decoder(nn.Module):
             dropout=dropout,
             init=init,
         )
+        if head_softcap is not None and not head_softcap > 0:
+            raise ValueError(f"head_softcap is a number above 0, or None for no cap, given {head_softcap!r}")
         self.context, self.head_softcap = context, head_softcap
         self.embedding = build.embedding(num_layers)
         self.stack = build.stack(num_layers, causal=True, side="decoder")
@@ -140,7 +143,7 @@ class Decoder(nn.Module):
 
         Args:
             ids: [B, T]; with a cache, those that it has not seen.
-            mask: bool [B, T], True at real tokens.
+            mask: bool [B, T], True at real tokens; with a cache [B, S], S all tokens seen so far and these.
             cache: what earlier calls left, see ``new_cache``; it is written.
         """
         x = self.embedding(ids, 0 if cache is None else cache.length)
@@ -152,6 +155,10 @@ class Decoder(nn.Module):
 
     def new_cache(self, context: int | None = None) -> Cache:
         """Return an empty cache for ``context`` positions, at most and by default those of the model."""
-        if context is not None and context > self.context:
-            raise ValueError(f"a cache of {context} positions is longer than the model's context of {self.context}")
-        return Cache(self.context if context is None else context)
+        cache = Cache(self.context if context is None else context)
+        if cache.context > self.context:
+            raise ValueError(
+                f"a cache of {context} positions is longer than the model's context of {self.context}; "
+                "ask for fewer, or build the model with a longer context"
+            )
+        return cache

@@ -51,7 +51,7 @@ class Encoder(nn.Module):
         ids [B, T] -> [B, T, H]
 
     Raises:
-        ValueError: as ``Decoder``.
+        TypeError, ValueError: as ``Decoder``.
 
     Examples:
         >>> Encoder(256, 64, 2, 4)(torch.zeros(2, 5, dtype=torch.long)).shape

@@ -52,7 +52,7 @@ class EncoderDecoder(nn.Module):
         source [B, S], target [B, T] -> logits [B, T, V]
 
     Raises:
-        ValueError: as ``Decoder``.
+        TypeError, ValueError: as ``Decoder``.
 
     Examples:
         >>> ids = torch.zeros(2, 5, dtype=torch.long)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from normwise.blocks import Layer, Stack
+from normwise.placements._asked import advice, kebab
 from normwise.placements._stack import OUTPUTS
 
 __all__ = ["INITS", "initialise"]
@@ -77,9 +78,9 @@ def initialise(stack: Stack, init: str | None = None) -> None:
     Raises:
         ValueError: an unknown initialisation.
     """
-    name = stack.placement.init if init is None else init.replace("_", "-")
+    name = stack.placement.init if init is None else kebab(init)
     if name not in INITS:
-        raise ValueError(f"init={init!r} is unknown; choose from: {', '.join(INITS)}")
+        raise ValueError(f"init={init!r} is unknown; {advice(init, INITS)}")
     depth = len(stack.layers)
     for index, layer in enumerate(stack.layers):
         assert isinstance(layer, Layer)

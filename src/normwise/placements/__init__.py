@@ -7,8 +7,6 @@ multiply) and ``wire(layer, stack, sublayer) -> Wiring``; where it has them, ``A
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from normwise._parts import collect
 from normwise.placements import admin as admin
 from normwise.placements import b2t as b2t
@@ -33,6 +31,7 @@ from normwise.placements import sandwich as sandwich
 from normwise.placements import skip_init as skip_init
 from normwise.placements import sub_ln as sub_ln
 from normwise.placements import t_fixup as t_fixup
+from normwise.placements._asked import advice, kebab
 from normwise.placements._placement import SUBLAYERS as SUBLAYERS
 from normwise.placements._placement import Placement as Placement
 
@@ -61,10 +60,8 @@ def get(name: str) -> Placement:
         >>> get("peri_ln").name
         'sandwich'
     """
-    asked = name.lower().replace("_", "-") if isinstance(name, str) else ""
+    asked = kebab(name)
     found = _PLACEMENTS.get(_ALIASES.get(asked, asked))
     if found is None:
-        near = get_close_matches(asked, [*_PLACEMENTS, *_ALIASES], n=3, cutoff=0.7)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"choose from: {', '.join(_PLACEMENTS)}"
-        raise ValueError(f"no placement is called {name!r}; {hint}")
+        raise ValueError(f"no placement is called {name!r}; {advice(name, [*_PLACEMENTS, *_ALIASES], _PLACEMENTS)}")
     return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from normwise._parts import page, page_title
+from normwise.placements._asked import is_whole
 from normwise.placements._stack import Stack
 from normwise.spec import Wiring
 
@@ -94,7 +95,7 @@ class Placement:
     def _stack(self, layer: int, depth: int, side: str, other: int, sublayer: str) -> Stack:
         asked = f"placement {self.name!r}"
         for name, value, least in (("depth", depth, 1), ("layer", layer, 0), ("other_depth", other, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not is_whole(value, least):
                 raise ValueError(f"{asked} takes a whole {name}, {least} or more, given {value!r}")
         if layer >= depth:
             raise ValueError(f"{asked} has layers 0 to {depth - 1} at depth {depth}, given layer {layer}")
