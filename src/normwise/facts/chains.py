@@ -87,7 +87,7 @@ class Chains:
         if name in ops.VIEW or name in ops.DROPOUT:
             return (acts[0], None, 1.0)
         if name in ops.POINTWISE and len(acts) == 1:
-            return acts[0], None, self._factor(op)
+            return acts[0], None, self.factor(op)
         if name in ops.MUL | ops.DIV and len(acts) == 2:
             return self._gated(value, acts)
         if self.filters(op):
@@ -96,7 +96,8 @@ class Chains:
             return self._same_source(value, acts)
         return None
 
-    def _factor(self, op: Op) -> float:
+    def factor(self, op: Op) -> float:
+        """Return the constant that an op multiplies its one activation by; 1 where it does not."""
         if op.short not in ops.MUL | ops.DIV:
             return 1.0
         for argument in op.args:

@@ -41,6 +41,7 @@ from normwise.facts import (
 from normwise.facts.backward import Backward
 from normwise.facts.flow import Flow
 from normwise.facts.gains import Gains
+from normwise.facts.initial_gains import named_by_gains
 from normwise.facts.masks import mask_like
 from normwise.facts.oversized import Driven, Oversized
 from normwise.facts.plain import plain
@@ -291,10 +292,10 @@ class Facts:
         apart = (*self.norm_calls.probabilities, *self.norm_calls.weights)
         return tuple(s.row for s in sites_of(self.graph, apart, None))
 
-    @property
+    @cached_property
     def placement(self) -> Placement:
         """The stacks and the model's summary."""
-        return self.placed.placement
+        return named_by_gains(self)
 
     @cached_property
     def breaks(self) -> tuple[Break, ...]:
@@ -331,7 +332,7 @@ class Facts:
     def profile(self) -> tuple[ProfileRow, ...]:
         """Stream, branch and gradient by depth, from one forward and one backward pass."""
         self.spend(backward=1)
-        return profile.with_eps_shares(self, profile.measure(self.target, self.traced.graph, self.placed))
+        return profile.measure(self)
 
     @cached_property
     def attentions(self) -> tuple[logits.Attention, ...]:

@@ -10,16 +10,14 @@ from normwise.facts import vocabulary as ops
 from normwise.facts.attention import AttentionOperands
 from normwise.facts.chains import Chain, Residual
 from normwise.facts.flow import Flow
+from normwise.facts.naming import SHARE, Seen, named
 from normwise.facts.norms import NormCall
 from normwise.facts.records import Place, Stack, StackKind, Sublayer
 from normwise.facts.streams import Stream, Streams
+from normwise.facts.wirings import WiringReader
 from normwise.graph import Op
-from normwise.spec import Wiring
 
 __all__ = ["SHARE", "Seat", "StackReader"]
-
-# a stack is named after a signature only if this share of its adds has it (DESIGN 5)
-SHARE = 0.85
 
 
 @dataclass(slots=True)
@@ -47,6 +45,7 @@ class StackReader:
     ) -> None:
         self.flow, self.graph, self.streams, self.heads = flow, flow.graph, streams, heads
         self.seats, self.seated, self.layers = seats, seated, layers
+        self.wirings = WiringReader(flow, streams, seated)
 
     def stack(self, index: int, stream: Stream) -> Stack:
         """Return what a stream is."""
@@ -56,10 +55,11 @@ class StackReader:
         if count < SHARE * len(members):
             kind = StackKind.MIXED
         final = any(s.place is Place.FINAL and s.stack == index for s in self.seats.values())
+        depth = len({self.layers[a.index] for a in stream.adds})
         return Stack(
             kind=kind,
-            name=_name(kind, members),
-            depth=len({self.layers[a.index] for a in stream.adds}),
+            name=self._name(kind, stream, members, depth),
+            depth=depth,
             sublayers=len(members),
             starts_with_norm=self._starts_with_norm(stream),
             final_norm=final,
@@ -69,6 +69,29 @@ class StackReader:
             else None,
             mixture=tuple((str(k), c) for k, c in counts.most_common()),
         )
+
+    def _name(self, kind: StackKind, stream: Stream, members: tuple[Sublayer, ...], depth: int) -> str | None:
+        """Return the placement where it says more than the kind."""
+        order = {layer: i for i, layer in enumerate(sorted({self.layers[add.index] for add in stream.adds}))}
+        seen: list[Seen] = []
+        attended = set[int]()
+        for add, member in zip(stream.adds, members, strict=True):
+            layer, what = order[self.layers[add.index]], "mlp"
+            if "attention" in member.branch:
+                what = "cross" if layer in attended else "attention"
+                attended.add(layer)
+            seen.append(Seen(member.wiring, layer, what))
+        name = named(seen, depth, summed_twice=self._summed_twice(stream))
+        return None if name == kind.replace("_", "-") else name
+
+    def _summed_twice(self, stream: Stream) -> bool:
+        """Whether the branches are added up a second time, beside the stream (ResiDual)."""
+        twice = 0
+        for add in stream.adds:
+            ends = {value for end in add.branches for value in self.streams.chain(end).values}
+            sums = {op.id for value in ends for op in self.graph.consumers(value) if op.short in ops.ADD}
+            twice += len(sums - add.region - {add.op.id}) > 0
+        return twice >= SHARE * len(stream.adds)
 
     def _starts_with_norm(self, stream: Stream) -> bool:
         """Whether a norm stands before the first add, on each part if the stream was joined of several."""
@@ -92,13 +115,8 @@ class StackReader:
         pre, branch, post = (self.seated.get((p, add.index), []) for p in (Place.PRE, Place.BRANCH, Place.POST))
         parts = self._parallel_parts(add)
         signature = _signature(pre, branch, post, parts)
-        wiring = Wiring(
-            before=bool(pre),
-            after_branch=bool(branch),
-            after_add=bool(post),
-            skip_scale=_product(add.skip.scales),
-            branch_scale=add.branch_scale,
-        )
+        shares = signature is StackKind.PARALLEL_SHARED
+        wiring = self.wirings.wiring(add, parallel=shares or signature is StackKind.PARALLEL, shares_norm=shares)
         paths = tuple(dict.fromkeys(self.graph.calls[n.call].path for n in (*pre, *branch, *post)))
         return Sublayer(
             path=self.graph.path(add.op),
@@ -153,18 +171,3 @@ def _signature(pre: list[NormCall], branch: list[NormCall], post: list[NormCall]
         (False, True, False): StackKind.RES_POST,
         (False, False, False): StackKind.NONE,
     }.get(key, StackKind.OTHER)
-
-
-def _name(kind: StackKind, members: tuple[Sublayer, ...]) -> str | None:
-    """Name a post stack with one constant above 1 on every skip: DeepNorm (Wang et al. 2022)."""
-    scales = {round(m.wiring.skip_scale, 4) for m in members}
-    if kind is StackKind.POST and len(scales) == 1 and next(iter(scales)) > 1.0:
-        return "deep-norm"
-    return None
-
-
-def _product(factors: list[float]) -> float:
-    product = 1.0
-    for factor in factors:
-        product *= factor
-    return product

@@ -30,11 +30,9 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NotKnown
 from normwise.facts import Facts
-from normwise.facts import vocabulary as ops
-from normwise.facts.attention import AttentionOperands
-from normwise.facts.calls import parameter_of
 from normwise.facts.freshness import untrained
-from normwise.facts.records import Place, Stack, StackKind
+from normwise.facts.initial_gains import matrix_gains
+from normwise.facts.records import Stack, StackKind
 from normwise.facts.repairs import effect
 from normwise.facts.rewiring import rewired
 from normwise.rendering import both
@@ -83,7 +81,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         return
     for index, stack in stacks:
         alpha = _alpha(stack)
-        gains = _gains(facts, index)
+        gains = [each.gain for each in matrix_gains(facts, index)]
         if alpha is None or not gains:
             continue
         middle = sorted(gains)[len(gains) // 2]
@@ -125,26 +123,6 @@ def _with_alpha(facts: Facts, index: int, alpha: float, gain: float, weights: in
         yield _finding(facts, index, alpha, gain, weights)
     elif not fits:
         yield _other_depth(stack, alpha, round(meant))
-
-
-def _gains(facts: Facts, index: int) -> list[float]:
-    """Return the standard deviation, relative to Xavier's, of the branches' matrices but for queries and keys."""
-    heads, graph = AttentionOperands(facts.flow), facts.graph
-    tensors = facts.parameters
-    found: dict[str, float] = {}
-    for add in facts.placed.streams[index].adds:
-        for op in (graph.ops[o] for o in add.region):
-            if op.short not in ops.LINEAR | ops.MATMUL:
-                continue
-            if any(heads.reached_from(o, facts.streams) is Place.QK for o in op.outputs):
-                continue
-            learned = [i for i in op.inputs if facts.flow.learned[i] and not facts.flow.act[i]]
-            for value in (parameter_of(facts.flow, i) for i in learned):
-                name = graph.values[value].names[0] if value is not None and graph.values[value].names else ""
-                tensor = tensors.get(name)
-                if tensor is not None and tensor.dim() == 2 and tensor.numel() > 1:
-                    found[name] = float(tensor.detach().double().std()) * (sum(tensor.shape) / 2) ** 0.5
-    return list(found.values())
 
 
 def _finding(facts: Facts, index: int, alpha: float, gain: float, weights: int) -> Finding:

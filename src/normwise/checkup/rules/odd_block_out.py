@@ -36,7 +36,7 @@ from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.inner_norms import Inside, inside
-from normwise.facts.records import Sublayer
+from normwise.facts.records import StackKind, Sublayer
 from normwise.rendering import both
 from normwise.targets import Target
 
@@ -75,7 +75,9 @@ Signature = tuple[str, bool, bool, bool]
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report interior blocks whose signatures no majority of their siblings shares."""
-    for index in range(len(facts.placement.stacks)):
+    for index, stack in enumerate(facts.placement.stacks):
+        if stack.kind is StackKind.MIXED and stack.name is not None:  # a placement of two wirings, such as Mix-LN
+            continue
         blocks = _blocks(facts, index)
         odd = [layer for layer in _odd(blocks) if layer not in _beside(facts, index)]
         if odd:
