@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from normwise.blocks import ACTIVATIONS, MLP, Attention
-from normwise.theory._gauss import covariance, slope
+from normwise.theory._gauss import Function, covariance, slope
 
-__all__ = ["Branch", "branch_of", "correlation"]
+__all__ = ["AttentionBranch", "Branch", "MLPBranch", "correlation", "sigma", "visible"]
 
 
 def correlation(moments: torch.Tensor) -> torch.Tensor:
@@ -23,9 +22,16 @@ def correlation(moments: torch.Tensor) -> torch.Tensor:
     return moments / (size[:, None] * size[None, :])
 
 
-def sigma(linear: torch.nn.Linear) -> float:
-    """Return the second moment that unit inputs get: fan_in * Var(W)."""
-    return float(linear.weight.detach().double().pow(2).sum()) / linear.weight.shape[0]
+def sigma(matrix: torch.Tensor) -> float:
+    """Return the second moment that unit inputs get of a matrix [out, in]: fan_in * Var(W)."""
+    return float(matrix.detach().double().pow(2).sum()) / matrix.shape[0]
+
+
+def visible(steps: int, *, causal: bool, window: int | None = None) -> torch.Tensor:
+    """Return [T, T], 1 where query i sees key j."""
+    seen = torch.ones(steps, steps, dtype=torch.float64)
+    seen = seen.tril() if causal else seen
+    return seen if window is None else seen.triu(1 - window)
 
 
 class Branch(ABC):
@@ -44,15 +50,14 @@ class Branch(ABC):
 class MLPBranch(Branch):
     """down(act(up(x))), or down(act(gate(x)) * up(x))."""
 
-    activation: str
+    activation: Function
     up: float
     down: float
     gate: float = 0.0
     inner_norm: bool = False
 
     def _act(self, inputs: torch.Tensor, scale: float, *, derivative: bool = False) -> torch.Tensor:
-        function = ACTIVATIONS[self.activation][0]
-        return covariance(slope(function) if derivative else function, inputs * scale)
+        return covariance(slope(self.activation) if derivative else self.activation, inputs * scale)
 
     def _inner(self, inputs: torch.Tensor) -> torch.Tensor:
         if not self.gate:
@@ -148,31 +153,3 @@ class AttentionBranch(Branch):
         by_query = torch.diag(each)
         by_key = torch.diag(self.visible.T @ (each / count))
         return by_value + by_query + by_key
-
-
-def branch_of(sublayer: torch.nn.Module, steps: int) -> Branch:
-    """Return what moments see of a sublayer of ours, for sequences of ``steps``."""
-    if isinstance(sublayer, MLP):
-        return MLPBranch(
-            activation=sublayer.activation,
-            up=sigma(sublayer.up),
-            down=sigma(sublayer.down),
-            gate=0.0 if sublayer.gate is None else sigma(sublayer.gate),
-            inner_norm=sublayer.norm is not None,
-        )
-    assert isinstance(sublayer, Attention)
-    visible = torch.ones(steps, steps, dtype=torch.float64)
-    visible = visible.tril() if sublayer.causal else visible
-    if sublayer.window is not None:
-        visible = visible.triu(1 - sublayer.window)
-    return AttentionBranch(
-        visible=visible,
-        query=sigma(sublayer.q),
-        key=sigma(sublayer.k),
-        value=sigma(sublayer.v),
-        out=sigma(sublayer.out),
-        scale=sublayer.scale * sublayer.head_dim**0.5,
-        qk_norm=sublayer.qk_norm is not None or "q" in sublayer.norms,
-        value_norm="v" in sublayer.norms,
-        inner_norm=sublayer.inner_norm is not None,
-    )

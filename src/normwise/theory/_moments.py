@@ -1,0 +1,223 @@
+"""The recursions of second moments through a stack, forward and backward: of descriptions, whatever they are of.
+
+Second moments of the stream between tokens, P, go forward through every sublayer, those of its gradient, K, backward;
+both are [T, T] matrices, for attention treats positions differently. No parameter is fitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from normwise.spec import NormSpec, Wiring, reference
+from normwise.theory._branches import Branch, correlation
+
+__all__ = ["ASSUMPTIONS", "Prediction", "Sublayer", "forecast", "gain_square", "moments_of"]
+
+ASSUMPTIONS = (
+    "at initialisation: weights are independent, centred, and of the data",
+    "shifts are 0 and gains of norms are equal within a norm; eps is negligible",
+    "no dropout",
+    "a branch is uncorrelated with the stream",
+    "attention is uniform over the keys a query sees, with scores that are normal around that",
+    "gradients meet weights as if they were drawn anew",
+    "the gradient at the end is independent between tokens",
+    "wide: a single net strays by about sqrt(2 rho / H) from these means, relative",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What is expected; lists begin with the stream that enters the first layer where they say so.
+
+    Args:
+        q: second moment of the stream per feature, entering and after each sublayer.
+        rho: mean correlation of different tokens, the same.
+        branch: second moment of each branch as it is added, v.
+        added: second moment of the stream after each add, before a norm that follows it.
+        gradient: root mean square of the gradient on the stream, relative to that at the end, the same places as q.
+        token_gradient: the same for the median token.
+        first_token: share of the gradient's energy on position 0, the same.
+        added_gradient: root mean square of the gradient after each add, relative to that at the end.
+        block_influence: 1 - cos(x_l, x_{l+1}) of each layer, mean over tokens.
+        path_angle: the sum over layers of arccos cos / pi.
+        error: relative standard deviation of q of one net.
+        assumptions: under which all of this holds.
+    """
+
+    q: tuple[float, ...]
+    rho: tuple[float, ...]
+    branch: tuple[float, ...]
+    added: tuple[float, ...]
+    gradient: tuple[float, ...]
+    token_gradient: tuple[float, ...]
+    first_token: tuple[float, ...]
+    added_gradient: tuple[float, ...]
+    block_influence: tuple[float, ...]
+    path_angle: float
+    error: tuple[float, ...]
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sublayer:
+    """A sublayer on the stream, as second moments see it.
+
+    Args:
+        wiring: where its norms are; its constants are part of the numbers below.
+        branch: what it computes.
+        input_gain: mean square of everything between the norm before it (or the stream) and its matrices.
+        branch_gain: the same between the norm after the branch (or the last matrix) and the add.
+        skip_gain: the same on the stream beside it.
+        after_gain: the same after the norm that follows the add.
+    """
+
+    wiring: Wiring
+    branch: Branch
+    input_gain: float = 1.0
+    branch_gain: float = 1.0
+    skip_gain: float = 1.0
+    after_gain: float = 1.0
+
+
+@dataclass(slots=True)
+class _Step:
+    """What a sublayer saw, and what was made of it."""
+
+    of: Sublayer
+    entered: torch.Tensor  # P of the stream before
+    given: torch.Tensor  # P of what the sublayer got
+    returned: torch.Tensor  # P of what it returned
+    added: torch.Tensor  # P after the add, before a norm
+    left: torch.Tensor  # P after the norm
+
+
+def moments_of(rows: torch.Tensor) -> torch.Tensor:
+    """Return second moments between tokens, per feature, [T, T], of a stream [B, T, H]."""
+    rows = rows.detach().double()
+    return (rows @ rows.transpose(-1, -2)).mean(0) / rows.shape[-1]
+
+
+def gain_square(spec: NormSpec | None, weight: torch.Tensor | None, width: int) -> float:
+    """Return the mean square of what a norm makes of a row, its gain and its convention in it.
+
+    Raises:
+        ValueError: it is no norm over features with a gain and nothing else.
+    """
+    if spec is None:
+        return 1.0 if weight is None else float(weight.detach().double().pow(2).mean())
+    row = torch.ones(1, width, dtype=torch.float64)
+    row[:, 1::2] = -1.0
+    gain = None if weight is None else weight.detach().double().cpu()
+    made = reference(replace(spec, eps=0.0, bias=False), row, gain)
+    return float(made.pow(2).mean())
+
+
+def forecast(layers: Sequence[Sequence[Sublayer]], moments: torch.Tensor, width: int) -> Prediction:
+    """Return what is expected of layers that are given a stream.
+
+    Args:
+        layers: the sublayers of each, in their order.
+        moments: [T, T], second moments per feature of what enters.
+        width: H.
+    """
+    q, influence = [moments], list[float]()
+    walked: list[_Step] = []
+    for sublayers in layers:
+        cosine, taken = _layer(sublayers, q[-1])
+        walked += taken
+        q += [step.left for step in taken]
+        influence.append(1 - cosine)
+    rho = [_mean_correlation(p) for p in q]
+    gradients, at_adds = _backward(walked, len(moments))
+    return Prediction(
+        q=tuple(float(p.diagonal().mean()) for p in q),
+        rho=tuple(rho),
+        branch=tuple(_branch(step) for step in walked),
+        added=tuple(float(step.added.diagonal().mean()) for step in walked),
+        gradient=tuple(_root(k.diagonal().mean()) for k in gradients),
+        token_gradient=tuple(_root(k.diagonal().median()) for k in gradients),
+        first_token=tuple(float(k[0, 0] / k.diagonal().sum()) for k in gradients),
+        added_gradient=tuple(_root(k.diagonal().mean()) for k in at_adds),
+        block_influence=tuple(influence),
+        path_angle=sum(math.acos(max(-1.0, min(1.0, 1 - each))) for each in influence) / math.pi,
+        error=tuple(math.sqrt(2 * max(0.0, each) / width) for each in rho),
+    )
+
+
+def _root(value: torch.Tensor) -> float:
+    return float(value.clamp_min(0).sqrt())
+
+
+def _mean_correlation(moments: torch.Tensor) -> float:
+    size = len(moments)
+    if size < 2:
+        return 1.0
+    each = correlation(moments)
+    return float((each.sum() - each.diagonal().sum()) / (size * (size - 1)))
+
+
+def _arrived(step_of: Sublayer, returned: torch.Tensor) -> torch.Tensor:
+    """Return P of a branch as it is added."""
+    return (correlation(returned) if step_of.wiring.after_branch else returned) * step_of.branch_gain
+
+
+def _branch(step: _Step) -> float:
+    return float(_arrived(step.of, step.returned).diagonal().mean())
+
+
+def _layer(sublayers: Sequence[Sublayer], moments: torch.Tensor) -> tuple[float, list[_Step]]:
+    """Return the mean cosine of what entered a layer and what left, and its steps."""
+    entered, cross = moments, moments  # cross: moments between the stream and what entered
+    taken: list[_Step] = []
+    for each in sublayers:
+        wiring = each.wiring
+        source = entered if wiring.parallel else moments
+        given = (correlation(source) if wiring.before else source) * each.input_gain
+        returned = each.branch.forward(given)
+        added, cross = moments * each.skip_gain + _arrived(each, returned), cross * math.sqrt(each.skip_gain)
+        if wiring.adds_block_input:
+            added, cross = added + cross + cross.T + entered, cross + entered
+        moments = added
+        if wiring.after_add:
+            size = added.diagonal().sqrt()
+            moments, cross = correlation(added) * each.after_gain, cross / size[:, None] * math.sqrt(each.after_gain)
+        taken.append(_Step(each, source, given, returned, added, moments))
+    cosine = cross.diagonal() / (entered.diagonal() * moments.diagonal()).clamp_min(1e-300).sqrt()
+    return float(cosine.mean()), taken
+
+
+def _backward(walked: list[_Step], steps: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return K at every place of q and after every add, from a gradient at the end that is alike for all tokens."""
+    gradient = torch.eye(steps, dtype=torch.float64)
+    found, at_adds, upstream = [gradient], list[torch.Tensor](), gradient
+    for index in reversed(range(len(walked))):
+        step = walked[index]
+        each, wiring = step.of, step.of.wiring
+        if wiring.after_add:
+            gradient = _through_norm(gradient, step.added) * each.after_gain
+        at_adds.append(gradient)
+        last = index + 1 == len(walked) or walked[index + 1].entered is not step.entered
+        if not wiring.parallel or last:  # sublayers side by side all get what comes back to their layer
+            upstream = gradient
+        branch = upstream * each.branch_gain
+        if wiring.after_branch:
+            branch = _through_norm(branch, step.returned)
+        branch = each.branch.backward(step.given, branch) * each.input_gain
+        if wiring.before:
+            branch = _through_norm(branch, step.entered)
+        gradient = gradient * each.skip_gain + branch
+        found.append(gradient)
+    return found[::-1], at_adds[::-1]
+
+
+def _through_norm(gradient: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
+    """Return the gradient before a norm: divided by the tokens' sizes.
+
+    The norm also removes one direction of H (LayerNorm two), which is left out: norms in a row remove nearly the same.
+    """
+    size = moments.diagonal().clamp_min(1e-300).sqrt()
+    return gradient / (size[:, None] * size[None, :])
