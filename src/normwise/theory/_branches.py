@@ -105,7 +105,10 @@ class AttentionBranch(Branch):
             queries, apart = correlation(inputs), apart / mean.clamp_min(1e-300)
         # two queries agree about keys as far as they are alike; keys tell apart only what they do not share
         alike = queries * self.scale**2 * (apart[:, None] * apart[None, :]).sqrt()
-        common = torch.minimum(share * alike.clamp(max=60).exp(), torch.ones_like(share))
+        # E[sum_j e^(l_j + l'_j)] / E[sum e^l sum e^l'] for scores l, l' of two queries: e^s2 / (n - 1 + e^s2) for one
+        # query of n keys with scores of variance s2, 1 for a single key
+        more = alike.clamp(max=60).expm1()
+        common = share * (1 + more) / (1 + share * more)
         return common, alike.diagonal()
 
     def _parts(self, moments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

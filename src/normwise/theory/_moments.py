@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from normwise.spec import NormSpec, Wiring, reference
+from normwise.spec import NormSpec, Statistic, reference
+from normwise.spec.definition import eps_of
 from normwise.theory._branches import Branch, correlation
 
-__all__ = ["ASSUMPTIONS", "Prediction", "Sublayer", "forecast", "gain_square", "moments_of"]
+__all__ = ["ASSUMPTIONS", "Norm", "Prediction", "Sublayer", "forecast", "moments_of"]
 
 ASSUMPTIONS = (
     "at initialisation: weights are independent, centred, and of the data",
-    "shifts are 0 and gains of norms are equal within a norm; eps is negligible",
+    "shifts are 0 and gains of norms are equal within a norm",
     "no dropout",
     "a branch is uncorrelated with the stream",
     "attention is uniform over the keys a query sees, with scores that are normal around that",
@@ -62,25 +63,81 @@ class Prediction:
     assumptions: tuple[str, ...] = ASSUMPTIONS
 
 
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm on the stream or on a branch, as second moments see it.
+
+    Args:
+        square: mean square of what it makes of rows that are not small, its gain and its convention in it.
+        eps: what is added to the second moment of a row.
+    """
+
+    square: float = 1.0
+    eps: float = 0.0
+
+    @classmethod
+    def of(cls, spec: NormSpec, weight: torch.Tensor | None, width: int) -> Norm:
+        """Return what a norm over features is, from its spec and its gain.
+
+        Raises:
+            ValueError: its spec names no formula, or needs more than a gain.
+        """
+        row = torch.ones(1, width, dtype=torch.float64)
+        row[:, 1::2] = -1.0
+        gain = None if weight is None else weight.detach().double().cpu()
+        square = reference(replace(spec, eps=0.0, bias=False), row, gain).pow(2).mean()
+        eps = eps_of(spec, torch.float32) if spec.eps_inside and not spec.eps_clamp else 0.0
+        return cls(float(square), eps / width if spec.statistic is Statistic.L2 else eps)
+
+    def __call__(self, moments: torch.Tensor) -> torch.Tensor:
+        """Return P behind the norm: divided by the sizes of both tokens."""
+        return moments * self._factors(moments)
+
+    def backward(self, gradient: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
+        """Return K before the norm, for P before it.
+
+        The norm also removes one direction of H (LayerNorm two), which is left out: norms in a row remove nearly the
+        same.
+        """
+        return gradient * self._factors(moments)
+
+    def _factors(self, moments: torch.Tensor) -> torch.Tensor:
+        size = (moments.diagonal() + self.eps).clamp_min(1e-300).rsqrt()
+        return self.square * size[:, None] * size[None, :]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sublayer:
     """A sublayer on the stream, as second moments see it.
 
+    x' = after_add( skip x + branch after_branch( F( input before(x) ) ) ), see ``normwise.spec.Wiring``; constants and
+    learned factors are here by their mean squares.
+
     Args:
-        wiring: where its norms are; its constants are part of the numbers below.
-        branch: what it computes.
-        input_gain: mean square of everything between the norm before it (or the stream) and its matrices.
-        branch_gain: the same between the norm after the branch (or the last matrix) and the add.
+        branch: F.
+        before: the norm before it; None: none stands there.
+        after_branch: the norm on what it returns.
+        after_add: the norm after the add.
+        input_gain: mean square of the factors on what enters F.
+        branch_gain: the same on the branch as it is added.
         skip_gain: the same on the stream beside it.
-        after_gain: the same after the norm that follows the add.
+        parallel: it reads what its layer reads, and is added beside the others.
+        adds_block_input: what entered the layer is added once more.
     """
 
-    wiring: Wiring
     branch: Branch
+    before: Norm | None = None
+    after_branch: Norm | None = None
+    after_add: Norm | None = None
     input_gain: float = 1.0
     branch_gain: float = 1.0
     skip_gain: float = 1.0
-    after_gain: float = 1.0
+    parallel: bool = False
+    adds_block_input: bool = False
+
+    def arrive(self, returned: torch.Tensor) -> torch.Tensor:
+        """Return P of the branch as it is added, for P of what F returns."""
+        return (returned if self.after_branch is None else self.after_branch(returned)) * self.branch_gain
 
 
 @dataclass(slots=True)
@@ -99,21 +156,6 @@ def moments_of(rows: torch.Tensor) -> torch.Tensor:
     """Return second moments between tokens, per feature, [T, T], of a stream [B, T, H]."""
     rows = rows.detach().double()
     return (rows @ rows.transpose(-1, -2)).mean(0) / rows.shape[-1]
-
-
-def gain_square(spec: NormSpec | None, weight: torch.Tensor | None, width: int) -> float:
-    """Return the mean square of what a norm makes of a row, its gain and its convention in it.
-
-    Raises:
-        ValueError: it is no norm over features with a gain and nothing else.
-    """
-    if spec is None:
-        return 1.0 if weight is None else float(weight.detach().double().pow(2).mean())
-    row = torch.ones(1, width, dtype=torch.float64)
-    row[:, 1::2] = -1.0
-    gain = None if weight is None else weight.detach().double().cpu()
-    made = reference(replace(spec, eps=0.0, bias=False), row, gain)
-    return float(made.pow(2).mean())
 
 
 def forecast(layers: Sequence[Sequence[Sublayer]], moments: torch.Tensor, width: int) -> Prediction:
@@ -136,7 +178,7 @@ def forecast(layers: Sequence[Sequence[Sublayer]], moments: torch.Tensor, width:
     return Prediction(
         q=tuple(float(p.diagonal().mean()) for p in q),
         rho=tuple(rho),
-        branch=tuple(_branch(step) for step in walked),
+        branch=tuple(float(step.of.arrive(step.returned).diagonal().mean()) for step in walked),
         added=tuple(float(step.added.diagonal().mean()) for step in walked),
         gradient=tuple(_root(k.diagonal().mean()) for k in gradients),
         token_gradient=tuple(_root(k.diagonal().median()) for k in gradients),
@@ -160,31 +202,21 @@ def _mean_correlation(moments: torch.Tensor) -> float:
     return float((each.sum() - each.diagonal().sum()) / (size * (size - 1)))
 
 
-def _arrived(step_of: Sublayer, returned: torch.Tensor) -> torch.Tensor:
-    """Return P of a branch as it is added."""
-    return (correlation(returned) if step_of.wiring.after_branch else returned) * step_of.branch_gain
-
-
-def _branch(step: _Step) -> float:
-    return float(_arrived(step.of, step.returned).diagonal().mean())
-
-
 def _layer(sublayers: Sequence[Sublayer], moments: torch.Tensor) -> tuple[float, list[_Step]]:
     """Return the mean cosine of what entered a layer and what left, and its steps."""
     entered, cross = moments, moments  # cross: moments between the stream and what entered
     taken: list[_Step] = []
     for each in sublayers:
-        wiring = each.wiring
-        source = entered if wiring.parallel else moments
-        given = (correlation(source) if wiring.before else source) * each.input_gain
+        source = entered if each.parallel else moments
+        given = (source if each.before is None else each.before(source)) * each.input_gain
         returned = each.branch.forward(given)
-        added, cross = moments * each.skip_gain + _arrived(each, returned), cross * math.sqrt(each.skip_gain)
-        if wiring.adds_block_input:
+        added, cross = moments * each.skip_gain + each.arrive(returned), cross * math.sqrt(each.skip_gain)
+        if each.adds_block_input:
             added, cross = added + cross + cross.T + entered, cross + entered
         moments = added
-        if wiring.after_add:
-            size = added.diagonal().sqrt()
-            moments, cross = correlation(added) * each.after_gain, cross / size[:, None] * math.sqrt(each.after_gain)
+        if each.after_add is not None:
+            moments = each.after_add(added)
+            cross = cross * (moments.diagonal() / added.diagonal()).sqrt()[:, None]
         taken.append(_Step(each, source, given, returned, added, moments))
     cosine = cross.diagonal() / (entered.diagonal() * moments.diagonal()).clamp_min(1e-300).sqrt()
     return float(cosine.mean()), taken
@@ -195,29 +227,19 @@ def _backward(walked: list[_Step], steps: int) -> tuple[list[torch.Tensor], list
     gradient = torch.eye(steps, dtype=torch.float64)
     found, at_adds, upstream = [gradient], list[torch.Tensor](), gradient
     for index in reversed(range(len(walked))):
-        step = walked[index]
-        each, wiring = step.of, step.of.wiring
-        if wiring.after_add:
-            gradient = _through_norm(gradient, step.added) * each.after_gain
+        step, each = walked[index], walked[index].of
+        if each.after_add is not None:
+            gradient = each.after_add.backward(gradient, step.added)
         at_adds.append(gradient)
         last = index + 1 == len(walked) or walked[index + 1].entered is not step.entered
-        if not wiring.parallel or last:  # sublayers side by side all get what comes back to their layer
+        if not each.parallel or last:  # sublayers side by side all get what comes back to their layer
             upstream = gradient
         branch = upstream * each.branch_gain
-        if wiring.after_branch:
-            branch = _through_norm(branch, step.returned)
+        if each.after_branch is not None:
+            branch = each.after_branch.backward(branch, step.returned)
         branch = each.branch.backward(step.given, branch) * each.input_gain
-        if wiring.before:
-            branch = _through_norm(branch, step.entered)
+        if each.before is not None:
+            branch = each.before.backward(branch, step.entered)
         gradient = gradient * each.skip_gain + branch
         found.append(gradient)
     return found[::-1], at_adds[::-1]
-
-
-def _through_norm(gradient: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
-    """Return the gradient before a norm: divided by the tokens' sizes.
-
-    The norm also removes one direction of H (LayerNorm two), which is left out: norms in a row remove nearly the same.
-    """
-    size = moments.diagonal().clamp_min(1e-300).sqrt()
-    return gradient / (size[:, None] * size[None, :])

@@ -15,7 +15,7 @@ from normwise.graph import Op, Ref, ValueKind
 from normwise.rendering import both
 from normwise.spec import Gate, Modulation, NormSpec, Scope, Statistic
 from normwise.theory._branches import sigma
-from normwise.theory._moments import gain_square
+from normwise.theory._moments import Norm
 
 if TYPE_CHECKING:
     from normwise.facts import Facts
@@ -33,13 +33,13 @@ class Path:
     Args:
         end: the value it ends at.
         outer: mean square of the factors between the norm, or the end, and the start.
-        norm: mean square of the norm's gain; None without a norm.
+        norm: the norm on the way; None without one.
         inner: mean square of the factors between the end and the norm; 1 without a norm.
     """
 
     end: int
     outer: float
-    norm: float | None
+    norm: Norm | None
     inner: float
 
 
@@ -71,6 +71,8 @@ class Reader:
             if v.kind is ValueKind.INPUT and v.names and isinstance(named.get(v.names[0]), torch.Tensor)
         }
         self.replay = Replayer(facts.recording, target.model).assuming(inputs)
+        self._last = set[tuple[float, float]]()
+        self.repeated = False  # whether two sublayers end in equal matrices: no independent draws
 
     # -- straight ways -------------------------------------------------------------------------
 
@@ -82,7 +84,7 @@ class Reader:
             if call is not None and value != call.input:
                 if norm is not None:
                     raise NotKnown(both("two norms in a row", "两个归一化相连"))
-                outer, norm, factor = factor, self.norm_square(call), 1.0
+                outer, norm, factor = factor, self.norm(call), 1.0
                 value = call.input
                 continue
             op = self.graph.producer(value)
@@ -113,15 +115,21 @@ class Reader:
             return self.replay(argument.value, {}).double()
         return torch.tensor(float(argument), dtype=torch.float64)  # type: ignore[arg-type]
 
-    def norm_square(self, call: NormCall) -> float:
-        """Return the mean square of what a norm over features gives out."""
+    def norm(self, call: NormCall) -> Norm:
+        """Return a norm over features as second moments see it."""
         spec, shape = call.spec, self.graph.values[call.input].shape
         if spec is None or not _over_features(spec, len(shape)):
             raise NotKnown(both("a norm that is not one over features", "有归一化不是在特征维上"))
         if call.bias is not None and float(self.replay(call.bias, {}).abs().max()) > shape[-1] ** -0.5:
             raise NotKnown(both("a norm's shift is not small", "归一化的偏置不小"))
         weight = None if call.weight is None else self.replay(call.weight, {})
-        return gain_square(spec, weight, shape[-1])
+        return Norm.of(spec, weight, shape[-1])
+
+    def note_last(self, matrix: torch.Tensor) -> None:
+        """Take note of the matrix that a sublayer ends in."""
+        known = (float(matrix.sum()), float(matrix.square().sum()))
+        self.repeated = self.repeated or (known in self._last and known[1] > 0)
+        self._last.add(known)
 
     # -- matrices ------------------------------------------------------------------------------
 

@@ -55,8 +55,9 @@ def branch_of(reader: Reader, value: int, fork: int) -> tuple[Branch, Path, Path
     last = reader.linear(leaving.end)
     if last is None:
         raise NotKnown(what(reader.graph.producer(leaving.end)))
+    reader.note_last(last.matrix)
     inside = reader.back(last.x)
-    out = sigma(last.matrix) * leaving.inner * inside.outer * (1.0 if inside.norm is None else inside.norm)
+    out = sigma(last.matrix) * leaving.inner * inside.outer * (1.0 if inside.norm is None else inside.norm.square)
     weighing = _Weighing.of(reader, inside.end)
     branch, inputs = _mlp(reader, inside, out) if weighing is None else _attention(reader, weighing, inside, out)
     ways = {reader.back(x, fork) for x in inputs}

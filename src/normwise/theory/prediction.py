@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from normwise.blocks import ACTIVATIONS, MLP, Attention, Layer, Residual, Stack
 from normwise.theory._branches import AttentionBranch, Branch, MLPBranch, sigma, visible
-from normwise.theory._moments import ASSUMPTIONS, Prediction, Sublayer, forecast, gain_square, moments_of
+from normwise.theory._moments import ASSUMPTIONS, Norm, Prediction, Sublayer, forecast, moments_of
 
 __all__ = ["ASSUMPTIONS", "Prediction", "predict"]
 
@@ -38,14 +36,16 @@ def _layer(layer: Layer, steps: int, width: int) -> list[Sublayer]:
 
 def _sublayer(residual: Residual, shared: torch.nn.Module | None, steps: int, width: int) -> Sublayer:
     wiring = residual.wiring
-    before = shared if wiring.shares_norm else residual.before
     return Sublayer(
-        wiring=replace(wiring, before=before is not None),
         branch=_branch(residual.sublayer, steps),
-        input_gain=wiring.input_scale**2 * _norm(before, width),
-        branch_gain=wiring.branch_scale**2 * _square(residual.branch_gain) * _norm(residual.after_branch, width),
+        before=_norm(shared if wiring.shares_norm else residual.before, width),
+        after_branch=_norm(residual.after_branch, width),
+        after_add=_norm(residual.after_add, width),
+        input_gain=wiring.input_scale**2,
+        branch_gain=wiring.branch_scale**2 * _square(residual.branch_gain),
         skip_gain=wiring.skip_scale**2 * _square(residual.skip_gain),
-        after_gain=_norm(residual.after_add, width),
+        parallel=wiring.parallel,
+        adds_block_input=wiring.adds_block_input,
     )
 
 
@@ -54,8 +54,9 @@ def _square(gain: torch.Tensor | None) -> float:
     return 1.0 if gain is None else float(gain.detach().double().pow(2).mean())
 
 
-def _norm(norm: torch.nn.Module | None, width: int) -> float:
-    return 1.0 if norm is None else gain_square(getattr(norm, "spec", None), getattr(norm, "weight", None), width)
+def _norm(norm: torch.nn.Module | None, width: int) -> Norm | None:
+    spec = getattr(norm, "spec", None)
+    return None if spec is None else Norm.of(spec, getattr(norm, "weight", None), width)
 
 
 def _branch(sublayer: torch.nn.Module, steps: int) -> Branch:

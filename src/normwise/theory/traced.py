@@ -20,11 +20,10 @@ from normwise.facts import Facts
 from normwise.facts.chains import Residual
 from normwise.facts.records import Place, ProfileRow
 from normwise.rendering import both
-from normwise.spec import Wiring
 from normwise.targets import unwrap
 from normwise.targets.guesses import sequence_first
 from normwise.targets.target import Target
-from normwise.theory._moments import Prediction, Sublayer, forecast, moments_of
+from normwise.theory._moments import Norm, Prediction, Sublayer, forecast, moments_of
 from normwise.theory._reading import Reader
 from normwise.theory._sublayers import branch_of
 
@@ -128,7 +127,10 @@ class _StackReader:
 
     def sublayers(self) -> list[list[Sublayer]]:
         """Return the sublayers of each add; several where they stand side by side."""
-        return [self._sublayers(order) for order in range(len(self.adds))]
+        made = [self._sublayers(order) for order in range(len(self.adds))]
+        if self.reader.repeated:
+            raise NotKnown(both("sublayers hold the same weights", "各子层的权重相同"))
+        return made
 
     def _fork(self, add: Residual) -> int:
         """Return the value that the sublayer reads, the nearest to the add on its skip."""
@@ -145,19 +147,15 @@ class _StackReader:
         for number, value in enumerate(values):
             branch, leaving, entering = branch_of(self.reader, value, fork)
             last = number + 1 == len(values)
-            wiring = Wiring(
-                before=entering.norm is not None,
-                after_branch=leaving.norm is not None,
-                after_add=last and after is not None,
-                parallel=len(values) > 1,
-            )
             each = Sublayer(
-                wiring=wiring,
                 branch=branch,
-                input_gain=entering.outer * (1.0 if entering.norm is None else entering.norm),
-                branch_gain=leaving.outer * (1.0 if leaving.norm is None else leaving.norm),
+                before=entering.norm,
+                after_branch=leaving.norm,
+                after_add=after if last else None,
+                input_gain=entering.outer,
+                branch_gain=leaving.outer,
                 skip_gain=skip if number == 0 else 1.0,
-                after_gain=after if last and after is not None else 1.0,
+                parallel=len(values) > 1,
             )
             made.append(each)
         return made
@@ -181,23 +179,23 @@ class _StackReader:
             raise NotKnown(_CROOKED)
         return way.outer
 
-    def _after(self, order: int) -> float | None:
-        """Return the mean square of the gain of the norm that follows an add; None without one."""
+    def _after(self, order: int) -> Norm | None:
+        """Return the norm that follows an add; None without one."""
         add = self.adds[order]
         if order + 1 < len(self.adds):
             way = self.reader.back(self.forks[order + 1], add.out)
-            if way.end != add.out:
+            if way.end != add.out or way.inner != 1:
                 raise NotKnown(_CROOKED)
-            if way.norm is None:
-                if abs(way.outer - 1) > 1e-9:
-                    raise NotKnown(both("a factor on the stream between sublayers", "子层之间残差流上有系数"))
-                return None
-            return way.outer * way.norm
+            if way.norm is not None:
+                return replace(way.norm, square=way.norm.square * way.outer)
+            if way.outer != 1:
+                raise NotKnown(both("a factor on the stream between sublayers", "子层之间残差流上有系数"))
+            return None
         seats = self.facts.placed.seats
         for norm in self.facts.norm_calls.norms:
             seat = seats[norm.op.id]
             if seat.place is Place.POST and seat.add == add.index:
-                return self.reader.norm_square(norm)
+                return self.reader.norm(norm)
         return None
 
 
