@@ -128,7 +128,10 @@ class ProfileRow:
 
     ``grad_median`` is that of the median token (a layer's own hides that one position may hold it all),
     ``grad_first_share`` the share of the gradient's energy on the first position, ``token_cosine`` the mean cosine
-    between two tokens of a sample, ``eps_share`` the part of eps under the root of the sublayer's norm.
+    between two tokens of a sample, ``eps_share`` the part of eps under the root of the sublayer's norm. ``branch_gain``
+    is the second moment of the branch as it is added over that of what its sublayer reads (1 behind a norm),
+    ``block_influence`` 1 - cos(stream before, stream behind) of the layer that ends here, ``query_grad`` that of the
+    weights that make the attention's queries. What is ``predicted`` is so from theory at initialisation.
     """
 
     stack: int
@@ -142,3 +145,8 @@ class ProfileRow:
     grad_first_share: float | None = None
     token_cosine: float | None = None
     eps_share: float | None = None
+    branch_gain: float | None = None
+    block_influence: float | None = None
+    query_grad: float | None = None
+    predicted_grad: float | None = None
+    predicted_influence: float | None = None

@@ -34,10 +34,10 @@ from normwise.errors import NotKnown
 from normwise.facts import Facts, needs, schedule
 from normwise.facts.freshness import untrained
 from normwise.facts.optimizers import groups
-from normwise.facts.profile import token_cosine
 from normwise.facts.records import ProfileRow, StackKind
 from normwise.facts.repairs import effect
 from normwise.facts.rewiring import rewired
+from normwise.facts.tokens import token_cosine
 from normwise.rendering import both
 from normwise.targets import Target, Weights
 

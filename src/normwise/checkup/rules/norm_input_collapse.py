@@ -31,8 +31,8 @@ from torch import nn
 from normwise.checkup.finding import Basis, Finding, Severity
 from normwise.errors import NotKnown
 from normwise.facts import Facts, needs
-from normwise.facts.profile import tokens_apart
 from normwise.facts.records import ProfileRow
+from normwise.facts.tokens import tokens_apart
 from normwise.rendering import both
 from normwise.targets import Target
 
