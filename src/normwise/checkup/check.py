@@ -22,10 +22,12 @@ from normwise.checkup.report import Cost, Report
 from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.causality import CLAIM
+from normwise.facts.freshness import untrained
 from normwise.facts.records import NormSite, Placement, ProfileRow
 from normwise.graph.guard import as_found, tensor_state
 from normwise.rendering import both, in_language
 from normwise.targets.target import Target
+from normwise.theory.traced import beside
 
 __all__ = ["check", "map"]
 
@@ -221,9 +223,28 @@ def _profile(facts: Facts, effort: str) -> tuple[tuple[ProfileRow, ...], tuple[s
     if effort == "read":
         return (), ()
     try:
-        return facts.profile, ()
+        rows = facts.profile
     except NotKnown as unknown:
         return (), (_note("profile by depth not measured", "没有测得随深度的变化", unknown),)
+    return _with_theory(facts, rows)
+
+
+def _with_theory(facts: Facts, rows: tuple[ProfileRow, ...]) -> tuple[tuple[ProfileRow, ...], tuple[str, ...]]:
+    """Put what is expected beside what was measured, where the model stands at its initialisation."""
+    try:
+        if not untrained(facts):
+            return rows, ()
+        return beside(facts, rows), ()
+    except NotKnown as unknown:
+        why = unknown
+    except Exception as error:  # pieces of the user's program are run again: no failure of them may end a check
+        why = NotKnown(both(f"{type(error).__name__}: {error}", f"{type(error).__name__}：{error}"))
+    return rows, (_note("theory not drawn", "没有画出理论曲线", why),) if _of_transformer(facts) else ()
+
+
+def _of_transformer(facts: Facts) -> bool:
+    """Whether a stack attends: nobody expects a theory of anything else."""
+    return any("attention" in member.branch for stack in facts.placement.stacks for member in stack.members)
 
 
 def _unread_claims(target: Target) -> tuple[str, ...]:
