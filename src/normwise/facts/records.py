@@ -93,7 +93,7 @@ class Stack:
     """One residual stream: a chain of adds that carry the same stream."""
 
     kind: StackKind
-    name: str | None  # the placement it matches when constants say more than the kind: "deep-norm"
+    name: str | None  # the placement, of ``normwise.placements.names()``, where it says more than the kind
     depth: int  # blocks
     sublayers: int  # residual adds
     starts_with_norm: bool
