@@ -20,7 +20,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from normwise import errors, functional, layers
+from normwise import errors, functional, layers, placements
 from normwise._parts import page_title
 from normwise.benchmarks import Machine, Method, Result, Row
 from normwise.checkup import Basis, Finding, Report, Severity, rules
@@ -38,7 +38,10 @@ DOCS = ROOT / "docs"
 README, README_ZH = "README.md", "README.zh-CN.md"
 TWINS = [
     (README, README_ZH),
-    *((f"docs/{n}.md", f"docs/{n}.zh-CN.md") for n in ("find-the-cause", "how-it-works", "glossary", "which-norm")),
+    *(
+        (f"docs/{n}.md", f"docs/{n}.zh-CN.md")
+        for n in ("find-the-cause", "how-it-works", "glossary", "which-norm", "placements")
+    ),
 ]
 PAGES = [README, README_ZH, *sorted(str(path.relative_to(ROOT)) for path in DOCS.rglob("*.md"))]
 RULES = sorted(rules.all_rules().items(), key=lambda item: item[1].CODE)
@@ -199,6 +202,49 @@ def test_the_guide_gives_the_figures_of_the_example(capsys: pytest.CaptureFixtur
         assert all(figure in told for figure in re.findall(number, figures)), field
 
 
+# -- the guide to placements -----------------------------------------------------------------------
+
+
+PLACEMENTS = placements.names()
+
+
+def rows_between(name: str, mark: str) -> dict[str, list[str]]:
+    """The rows of a marked table by their first word."""
+    table = page(name).split(f"<!-- {mark} -->\n")[1].split(f"<!-- /{mark} -->")[0]
+    rows = [re.split(r" *\| *", line.strip("| ")) for line in table.splitlines()[2:]]
+    assert len({row[0] for row in rows}) == len(rows)
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def test_the_guide_knows_every_placement_and_which_need_a_final_norm() -> None:
+    rows = rows_between("docs/placements.md", "every placement")
+    assert sorted(rows) == sorted(PLACEMENTS)
+    assert {name: row[1] for name, row in rows.items()} == {
+        name: "yes" if placements.get(name).needs_final_norm else "no" for name in PLACEMENTS
+    }
+
+
+@pytest.mark.parametrize("name", ["docs/placements.md", "docs/placements.zh-CN.md"])
+def test_the_figures_of_placements_are_those_that_were_measured(name: str) -> None:
+    rows = rows_between("docs/measured.md", "measured placements")
+    assert sorted(rows) == sorted(PLACEMENTS)
+    assert rows_between(name, "measured placements") == rows
+
+
+@pytest.mark.slow
+def test_a_placement_measured_again_is_the_same() -> None:
+    again = runpy.run_path(str(DOCS / "measure_placements.py"))["row"]("deep-norm")
+    told = rows_between("docs/measured.md", "measured placements")["deep-norm"]
+    assert same(" ".join(told), " ".join(again[1:]))
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_every_placement_has_its_page(name: str) -> None:
+    section = page("docs/placement-list.md").split(f"\n## {name}\n")[1].split("\n## ")[0]
+    assert set(placements.get(name).aliases) <= code_words(section)
+    assert f"`{placements.get(name).init}`" in section
+
+
 # -- the tables of rules ------------------------------------------------------------------------
 
 
@@ -355,7 +401,7 @@ SCRIPTS = [(name, kind, code) for name, kind, code in runnable() if not kind.end
 
 
 def test_the_pages_have_code_to_run() -> None:
-    guides = {"docs/which-norm.md", "docs/which-norm.zh-CN.md"}
+    guides = {f"docs/{name}{suffix}" for name in ("which-norm", "placements") for suffix in (".md", ".zh-CN.md")}
     assert {name for name, _, _ in SCRIPTS} == {README, README_ZH, "docs/python-api.md", *guides}
 
 
@@ -440,7 +486,8 @@ def test_the_picture_shows_the_command_and_the_kinds_of_findings() -> None:
     assert {"error", "warnings", "PLC", "AXS", "effect", "fix", "why", "pre", "post", "embedding"} <= set(words)
 
 
-def test_the_picture_loads_nothing() -> None:
-    svg = PICTURE.read_text("utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")
+@pytest.mark.parametrize("path", sorted(PICTURE.parent.glob("*.svg")), ids=lambda path: path.stem)
+def test_a_picture_loads_nothing(path: Path) -> None:
+    svg = path.read_text("utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert re.findall(r"@font-face|@import|href|<script|<image|url\((?!#)", svg) == []
     assert set(re.findall(r"https?://[^\s<>\"]+", re.sub(r"<!--.*?-->", "", svg))) == set()
