@@ -38,7 +38,7 @@ def pair(**options: Any) -> EncoderDecoder:
 BUILT: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], tuple[str, ...]]] = [
     # names, near ones first
     (decoder, {"placement": "pree"}, ValueError, ("'pree'", "did you mean pre?")),
-    (decoder, {"placement": "sandwhich"}, ValueError, ("'sandwhich'", "did you mean sandwich")),
+    (decoder, {"placement": "sandwic"}, ValueError, ("'sandwic'", "did you mean sandwich")),
     (decoder, {"placement": "xyz"}, ValueError, ("'xyz'", "choose from: admin, b2t")),
     (encoder, {"placement": None}, ValueError, ("None", "choose from: admin, b2t")),
     (decoder, {"norm": "rmss"}, ValueError, ("norm='rmss'", "did you mean rms?")),
