@@ -90,3 +90,10 @@ def test_padding_of_the_source_counts_nowhere() -> None:
     other = torch.where(mask, source, (source + 1) % WORDS)
     assert torch.equal(model(source, target, source_mask=mask), model(other, target, source_mask=mask))
     assert not torch.equal(model(source, target), model(other, target))
+
+
+def test_a_head_of_its_own_starts_as_a_decoder_s() -> None:
+    torch.manual_seed(0)
+    model = EncoderDecoder(200, 64, 1, 1, 2, tied=False)
+    assert model.head.weight is not model.embedding.tokens.weight
+    assert float(model.head.weight.detach().std()) == pytest.approx(0.02, rel=0.03)  # of 12,800 numbers: 4 deviations

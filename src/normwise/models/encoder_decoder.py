@@ -126,6 +126,8 @@ class EncoderDecoder(nn.Module):
         self.head = nn.Linear(hidden_size, vocab_size, bias=False)
         if tied:
             self.head.weight = self.embedding.tokens.weight
+        else:
+            nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(
         self,
