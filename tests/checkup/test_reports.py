@@ -580,16 +580,47 @@ def test_the_page_says_by_which_numbers_the_rules_judged() -> None:
 
 def test_every_measure_of_depth_has_its_panel_and_no_other() -> None:
     assert "share of eps under the root" not in decoder().to_html()
-    rows = tuple(replace(row, eps_share=0.2, grad_median=1e-5) for row in decoder().profile)
+    rows = tuple(
+        replace(row, eps_share=0.2, grad_median=1e-5, branch_gain=0.1, block_influence=0.02, query_grad=1e-6)
+        for row in decoder().profile
+    )
     page = replace(decoder(), profile=rows).to_html()
     for name in (
         "residual stream, RMS",
         "branch / stream",
+        "branch gain v",
+        "block influence, 1 - cos",
         "gradient, RMS",
         "median token",
+        "gradient of the query weights, RMS",
         "share of eps under the root",
     ):
         assert f">{name}</text>" in page
+        assert f">{name}</text>" not in replace(decoder(), profile=()).to_html()
+
+
+@pytest.mark.parametrize(
+    ("lang", "said"), [("en", "predicted from theory at initialisation"), ("zh", "理论在初始化时的预测")]
+)
+def test_what_theory_expects_is_dashed_beside_what_was_measured(lang: str, said: str) -> None:
+    assert said not in reports.render(decoder(), "html", lang=lang)
+    for field in ("predicted_rms", "predicted_grad", "predicted_influence"):
+        rows = tuple(replace(row, block_influence=0.02, **{field: 0.01}) for row in decoder().profile)
+        page = reports.render(replace(decoder(), profile=rows), "html", lang=lang)
+        assert page.count(said) == 1
+        assert page.count('stroke-dasharray="5 4"') == 1
+
+
+def test_a_measure_of_each_block_is_one_line() -> None:
+    """Block influence stands at the last sublayer of a block, the gradient of queries at attention only."""
+    profile = decoder().profile
+    lines = reports.render(decoder(), "html").count("<polyline")
+    for field in ("block_influence", "query_grad"):
+        rows = tuple(replace(row, **{field: 0.1 if row.sublayer % 2 else None}) for row in profile)
+        assert reports.render(replace(decoder(), profile=rows), "html").count("<polyline") == lines + 1
+    # what is missing of a stream was not measured: its line is interrupted
+    rows = tuple(replace(row, residual_rms=None if row.sublayer == 10 else row.residual_rms) for row in profile)
+    assert reports.render(replace(decoder(), profile=rows), "html").count("<polyline") > lines
 
 
 def test_few_of_many_stacks_are_drawn() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import normwise as nw
+from normwise.checkup.rules import idle_depth
 from normwise.facts import Facts
 from normwise.facts.profile import SEED
 from normwise.facts.queries import query_weights
@@ -354,7 +355,7 @@ def test_the_queries_of_a_grouped_attention_are_a_part_of_another_size() -> None
         block.attention = Grouped()  # type: ignore[assignment]
     facts = Facts(Target(model=model.eval(), args=(x,)))
     for weights in query_weights(facts).values():
-        assert [(w.rows is not None and w.rows.tolist()) for w in weights] == [list(range(WIDTH))]
+        assert [w.part is not None and w.part[0].tolist() for w in weights] == [list(range(WIDTH))]
     assert len(query_weights(facts)) == 3
 
 
@@ -373,3 +374,10 @@ def test_a_report_has_them_in_json() -> None:
     assert rows[0]["query_grad"] > 0
     assert rows[0]["branch_gain"] > 0
     assert all({"predicted_rms", "predicted_grad", "predicted_influence"} <= set(r) for r in rows)
+
+
+def test_idle_blocks_are_named_with_how_little_they_turn_the_stream() -> None:
+    (found,) = idle_depth.check(Facts(idle_depth.bad()))
+    evidence = found.evidence
+    assert 0 < evidence["block_influence_at_most"] < 1e-6
+    assert evidence["block_influence_of_the_median_block"] > 1e-3

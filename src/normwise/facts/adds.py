@@ -205,10 +205,9 @@ def _branch(
     short = name.removesuffix("_")
     if short in ops.ADD | ops.SUB:
         # torch scales the second operand by alpha; a difference is off by its sign only
-        return sum(
-            (end.detach().double() * (kwargs.get("alpha", 1) if position else 1) for position, end in ends),
-            torch.zeros((), dtype=output.dtype, device=output.device),
-        ).expand(output.shape)
+        alpha = kwargs.get("alpha", 1)
+        parts = [end.detach().double() * alpha if at and alpha != 1 else end.detach().double() for at, end in ends]
+        return sum(parts[1:], parts[0]).expand(output.shape)
     if name.endswith("_") or kwargs.get("beta", 1) != 1:
         return None
     return output - stream

@@ -29,14 +29,17 @@ class QueryWeight:
     """A parameter that makes queries, or the rows and columns of it that do where it makes keys and values too."""
 
     name: str
-    rows: torch.Tensor | None = None
-    columns: torch.Tensor | None = None
+    part: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def of(self, gradient: torch.Tensor) -> torch.Tensor:
         """Return the part of the parameter's gradient that belongs to queries."""
-        if self.rows is None or self.columns is None:
-            return gradient
-        return gradient[self.rows.to(gradient.device)][:, self.columns.to(gradient.device)]
+        for axis, numbers in enumerate(self.part or ()):
+            first, count = int(numbers[0]), len(numbers)
+            if int(numbers[-1]) - first == count - 1:  # sorted and distinct: neighbours need no copy
+                gradient = gradient.narrow(axis, first, count)
+            else:
+                gradient = gradient.index_select(axis, numbers.to(gradient.device))
+        return gradient
 
 
 def query_weights(facts: Facts) -> dict[int, tuple[QueryWeight, ...]]:
@@ -107,7 +110,7 @@ class _Query:
                 continue
             name = self.graph.values[parameter].names[0]
             try:
-                yield QueryWeight(name, *self._part(op, weight, parameter))
+                yield QueryWeight(name, self._part(op, weight, parameter))
             except NotKnown:
                 yield QueryWeight(name)
 
@@ -123,12 +126,12 @@ class _Query:
             weight = op.inputs[0]
         return None
 
-    def _part(self, op: Op, weight: int, parameter: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _part(self, op: Op, weight: int, parameter: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the rows and columns of a parameter whose products the query is made of; None for all of it."""
         whole, shape = self.graph.values[parameter].shape, self.graph.values[weight].shape
         features = self._features(op.outputs[0])
         if (features is None and whole == shape) or len(whole) != 2 or len(shape) != 2:
-            return None, None
+            return None
         rows = torch.arange(whole[0]).unsqueeze(1).expand(whole)
         columns = torch.arange(whole[1]).expand(whole)
         taken = [self.replay(weight, {parameter: numbers}) for numbers in (rows, columns)]
@@ -165,7 +168,10 @@ class _Query:
                 if tensor is not None and out not in at:
                     at[out] = tensor
                     pending.append(out)
-        return torch.cat([end.reshape(-1).unique() for end in ends]).unique()
+        reached = torch.zeros(values[made].shape[-1], dtype=torch.bool)
+        for end in ends:
+            reached[end.reshape(-1)] = True
+        return reached.nonzero().flatten()
 
     def _moved(self, op: Op, value: int, out: int, numbers: torch.Tensor) -> torch.Tensor | None:
         """Return the numbers behind an op, None where it does more than to move elements."""

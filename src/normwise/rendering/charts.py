@@ -18,7 +18,7 @@ from normwise.rendering.svg import color, element, label, picture
 __all__ = ["Cell", "Panel", "Pin", "Series", "bars", "depth_chart"]
 
 _WIDTH, _LEFT, _RIGHT = 860, 56, 128
-_PIN_ROW, _CELLS, _PANEL, _HEAD, _FOOT = 30, 18, 58, 24, 24  # heights
+_PIN_ROW, _CELLS, _PANEL, _HEAD, _FOOT = 30, 18, 58, 30, 24  # heights
 _LABEL_GAP = 15  # between the labels at the ends of the lines, in pixels
 _CHARACTER = 7.6  # width of a small bold capital, in pixels
 _X_TICKS, _Y_TICKS = 8, 3
@@ -31,11 +31,15 @@ _BAR, _BAR_ROW, _BAR_NAME, _BAR_LENGTH = 12, 20, 64, 250
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One line: a value for each step of depth, None where there is none."""
+    """One line: a value for each step of depth, None where there is none.
+
+    A sparse line has values at some steps only (one for each block, say) and goes on over the steps between.
+    """
 
     name: str
     values: tuple[float | None, ...]
     dashed: bool = False
+    sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,11 +197,14 @@ def _line(depth: _Depth, scale: _Scale, index: int, series: Series) -> Markup:
     hue = f"series-{index}"
     pieces: list[list[str]] = [[]]
     marks = []
+    points = sum(value is not None for value in series.values) if series.sparse else len(series.values)
     for step, value in enumerate(series.values):
+        if value is None and series.sparse:
+            continue
         y = None if value is None else scale.y(value)
         if y is not None:
             pieces[-1].append(f"{depth.x(step)},{y}")
-            if len(series.values) <= _DOTS_UP_TO and not series.dashed:
+            if points <= _DOTS_UP_TO and not series.dashed:
                 tip = element("title", f"{series.name} {step}: {number(value)}")
                 marks.append(element("circle", tip, cx=depth.x(step), cy=y, r=2.4, style=color(hue)))
             continue

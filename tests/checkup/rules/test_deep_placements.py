@@ -50,6 +50,7 @@ def test_a_deep_post_norm_stack_at_a_constant_rate_is_a_warning_that_names_what_
     assert found.severity == "warning"
     assert found.evidence["value"] > deep_post_norm_no_warmup.FALL
     assert found.evidence["token_cosine_at_the_end"] > 0.9
+    assert 0 < found.evidence["query_gradient_smallest_over_largest"] < 0.2
     assert found.counterfactual is not None
     assert found.counterfactual["after"] < 0.5 < found.counterfactual["before"]
 

@@ -50,7 +50,7 @@ def _panels(rows: Sequence[ProfileRow], say: Words) -> Iterator[Panel]:
     """Yield a panel for each measure that has numbers."""
     for name, lines in _view.PANELS.items():
         series = tuple(
-            Series(name=say(line), values=values, dashed=line == "predicted")
+            Series(name=say(line), values=values, dashed=line == _view.PREDICTED, sparse=name in _view.SPARSE)
             for line, read in lines.items()
             if (values := _view.along(rows, read))
         )

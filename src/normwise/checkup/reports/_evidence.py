@@ -292,6 +292,8 @@ EVIDENCE_ZH = {
     "zero_row": "全零行",
     # placement and dynamics
     "at_the_start": "起点处",
+    "block_influence_at_most": "块影响至多",
+    "block_influence_of_the_median_block": "中位块的块影响",
     "blocks_of_alpha": "alpha 所属的块数",
     "branch_rms": "分支均方根",
     "idle_blocks": "闲置块数",
@@ -301,6 +303,7 @@ EVIDENCE_ZH = {
     "largest_of_the_others": "其他批次中的最大值",
     "mean_cosine_between_tokens": "词元之间的平均余弦",
     "norm_input_rms": "归一化输入的均方根",
+    "query_gradient_smallest_over_largest": "查询权重的梯度：最小与最大之比",
     "relative_change_of_the_outputs": "输出的相对变化",
     "relative_gradient_by_block": "各块的相对梯度",
     "relative_gradient_largest_over_smallest": "相对梯度的最大与最小之比",

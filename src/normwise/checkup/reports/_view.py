@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from normwise.checkup.report import Report
 
 __all__ = [
-    "CURVES", "FORMULAS", "KINDS", "LINEAR", "MARKS", "MOST_PLACES", "PANELS", "NormRow", "about", "along", "cost",
-    "curve", "effect", "evidence", "explained", "headline", "moved", "no_norms", "norm_rows", "places", "profiles",
-    "reasons", "stack_words", "unchanged",
+    "CURVES", "FORMULAS", "KINDS", "LINEAR", "MARKS", "MOST_PLACES", "PANELS", "PREDICTED", "SPARSE", "NormRow",
+    "about", "along", "cost", "curve", "effect", "evidence", "explained", "headline", "moved", "no_norms", "norm_rows",
+    "places", "profiles", "reasons", "stack_words", "unchanged",
 ]  # fmt: skip
 
 KINDS = {
@@ -50,10 +50,22 @@ CURVES = {"residual": "residual_rms", "branch": "branch_rms", "gradient": "grad_
 PANELS: dict[str, dict[str, Callable[[ProfileRow], float | None]]] = {
     "residual stream, RMS": {"residual": lambda row: row.residual_rms, "predicted": lambda row: row.predicted_rms},
     "branch / stream": {"branch": lambda row: _share(row.branch_rms, row.residual_rms)},
-    "gradient, RMS": {"gradient": lambda row: row.grad_rms, "median token": lambda row: row.grad_median},
+    "branch gain v": {"gain": lambda row: row.branch_gain},
+    "block influence, 1 - cos": {
+        "influence": lambda row: row.block_influence,
+        "predicted": lambda row: row.predicted_influence,
+    },
+    "gradient, RMS": {
+        "gradient": lambda row: row.grad_rms,
+        "predicted": lambda row: row.predicted_grad,
+        "median token": lambda row: row.grad_median,
+    },
+    "gradient of the query weights, RMS": {"gradient": lambda row: row.query_grad},
     "share of eps under the root": {"eps": lambda row: row.eps_share},
 }
 LINEAR = frozenset({"share of eps under the root"})
+SPARSE = frozenset({"block influence, 1 - cos", "gradient of the query weights, RMS"})  # not at every sublayer
+PREDICTED = "predicted"  # the name of the lines that theory drew
 
 _INPUTS = {
     "given": "given",

@@ -43,6 +43,7 @@ _BRANCHES = {
     StackKind.NONE: (("F",),),
 }
 _UNKNOWN_BRANCH = (("?",),)
+_PREDICTED_PANELS = [lines for lines in _view.PANELS.values() if _view.PREDICTED in lines]
 _MOST_STACKS = 6  # that are drawn; the others are in words
 _MOST_PATHS = 80  # of one finding or one line of the map; the JSON report has all
 _LONGEST_TILE = 24  # characters
@@ -57,6 +58,7 @@ class _StackView:
     shades: list[tuple[int, str]]
     chart: Markup | None
     measured: bool
+    predicted: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +208,7 @@ def _collapsed(paths: Sequence[str], most: int | None) -> list[str]:
 
 def _stack(index: int, stack: Stack, report: Report, say: Words) -> _StackView:
     sentence = _view.stack_words(stack, say)
+    rows = _view.profiles(report).get(index, [])
     kinds = list(dict.fromkeys(member.signature for member in stack.members))
     return _StackView(
         words=sentence,
@@ -213,7 +216,8 @@ def _stack(index: int, stack: Stack, report: Report, say: Words) -> _StackView:
         picture=_picture(stack, ", ".join(sentence)),
         shades=[(shade, say(_view.KINDS[kind])) for shade, kind in enumerate(kinds)] if len(kinds) > 1 else [],
         chart=_depth.draw(index, stack, kinds, report, say) if index < _MOST_STACKS else None,
-        measured=any(_view.curve(_view.profiles(report).get(index, []), name) for name in _view.CURVES),
+        measured=any(_view.curve(rows, name) for name in _view.CURVES),
+        predicted=any(_view.along(rows, lines[_view.PREDICTED]) for lines in _PREDICTED_PANELS),
     )
 
 

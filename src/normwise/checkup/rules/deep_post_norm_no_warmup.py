@@ -138,6 +138,7 @@ def _judged(facts: Facts, index: int, rates: schedule.Schedule, update: float) -
             "floor": FALL,
             "token_cosine_at_the_end": cosine,
             "share_of_position_0": share,
+            "query_gradient_smallest_over_largest": _queries(facts, index),
             "branch_over_stream": _branch(rows),
             "first_rate_over_peak": rates.rates[0] / rates.peak,
             "schedule_given": rates.given,
@@ -150,6 +151,12 @@ def _judged(facts: Facts, index: int, rates: schedule.Schedule, update: float) -
             "用数百步预热学习率，缩小分支（DeepNorm），或把归一化放到子层之前。",
         ),
     )
+
+
+def _queries(facts: Facts, index: int) -> float | None:
+    """Return the smallest gradient of the queries' weights by sublayer over the largest."""
+    sizes = [r.query_grad for r in facts.profile if r.stack == index and r.query_grad is not None]
+    return min(sizes) / max(sizes) if sizes and max(sizes) > 0 else None
 
 
 def _branch(rows: list[ProfileRow]) -> float | None:

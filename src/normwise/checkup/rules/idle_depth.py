@@ -21,6 +21,7 @@ Curse of Depth, https://arxiv.org/abs/2502.05795.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from statistics import median
 
 import torch
 from torch import nn
@@ -127,6 +128,7 @@ def _ablated(facts: Facts, index: int, idle: list[int]) -> Finding | None:
             "floor": OUTPUT,
             "idle_blocks": len(idle),
             "blocks": blocks,
+            **_influence(facts, index, idle),
         },
         counterfactual=effect(said, "relative_change_of_the_outputs", 0.0, change),
         fix=both(
@@ -134,6 +136,20 @@ def _ablated(facts: Facts, index: int, idle: list[int]) -> Finding | None:
             "裁剪这些块并测量损失；或利用这些深度：按深度缩放分支或对分支归一化。",
         ),
     )
+
+
+def _influence(facts: Facts, index: int, idle: list[int]) -> dict[str, float]:
+    """Return how far the idle blocks turn a token at most, and the median block, where it was measured."""
+    try:
+        rows = [row for row in facts.profile if row.stack == index]
+    except NotKnown:
+        return {}
+    layers = [facts.placed.layers[add.index] for add in facts.placed.streams[index].adds]
+    found = {layers[r.sublayer]: r.block_influence for r in rows if r.block_influence is not None}
+    if not found.keys() >= set(idle):
+        return {}
+    largest = max(found[layer] for layer in idle)
+    return {"block_influence_at_most": largest, "block_influence_of_the_median_block": median(found.values())}
 
 
 def _target(*, factor: float) -> Target:
