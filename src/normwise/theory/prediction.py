@@ -11,6 +11,7 @@ from normwise.theory._moments import ASSUMPTIONS, Norm, Prediction, Sublayer, fo
 __all__ = ["ASSUMPTIONS", "Prediction", "predict"]
 
 
+@torch.inference_mode(False)  # slopes are taken by differentiating
 def predict(stack: Stack, x: torch.Tensor) -> Prediction:
     """Return what is expected of a stack of ours that is given ``x``; see ``predict_traced`` for any other model.
 

@@ -58,6 +58,7 @@ class Described:
         return forecast(self.layers, self.moments, self.width)
 
 
+@torch.inference_mode(False)  # slopes are taken by differentiating
 def predict_traced(model: nn.Module | Target | str | Facts, inputs: Any = None, *, stack: int = 0) -> Prediction:
     """Return what is expected of a residual stream of any model, from its weights and what enters the stream.
 
