@@ -26,11 +26,11 @@ DOCS = Path(__file__).parent
 WORDS, WIDTH, DEPTH, HEADS, BATCH, TIME, SEEDS = 96, 128, 24, 4, 8, 64, (0, 1, 2)
 ENGLISH = (
     "placement, stream at the end, theory, influence of layers 1; 12; 24, gradient of the median token, theory, "
-    "share of position 0, as built: stream, as built: gradient"
+    "of all tokens, share of position 0, as built: stream, as built: gradient"
 )
 CHINESE = (
     "放置方式, 末端残差流, 理论, 第 1; 12; 24 层的影响, 中位 token 的梯度, 理论, "
-    "位置 0 的占比, 默认模型：残差流, 默认模型：梯度"
+    "全部 token 的梯度, 位置 0 的占比, 默认模型：残差流, 默认模型：梯度"
 )
 HEADERS = {"measured.md": ENGLISH, "placements.md": ENGLISH, "placements.zh-CN.md": CHINESE}
 # by name: what is drawn, of which placements, and what the picture shows
@@ -47,12 +47,14 @@ class Signals:
     Args:
         rms: root mean square of the stream.
         gradient: that of the median token's gradient, relative to all tokens' at the end.
+        whole: that of all tokens' gradient, relative to the same.
         first: share of the gradient's energy on position 0.
         influence: 1 - cos of what enters and leaves each layer.
     """
 
     rms: tuple[float, ...]
     gradient: tuple[float, ...]
+    whole: tuple[float, ...]
     first: tuple[float, ...]
     influence: tuple[float, ...]
 
@@ -90,6 +92,7 @@ def run(model: Decoder, x: torch.Tensor) -> Signals:
     return Signals(
         rms=tuple(float(s.detach().pow(2).mean().sqrt()) for s in streams),
         gradient=tuple(math.sqrt(float(each.median()) / last) for each in squares),
+        whole=tuple(math.sqrt(float(each.mean()) / last) for each in squares),
         first=tuple(float(each[0] / each.sum()) for each in squares),
         influence=tuple(1 - float(torch.cosine_similarity(a.detach(), b.detach(), dim=-1).mean()) for a, b in pairs),
     )
@@ -102,7 +105,7 @@ def measured(placement: str, *, own: bool = False) -> Signals:
     return Signals(
         *(
             tuple(fmean(values) for values in zip(*(getattr(each, name) for each in runs), strict=True))
-            for name in ("rms", "gradient", "first", "influence")
+            for name in ("rms", "gradient", "whole", "first", "influence")
         )
     )
 
@@ -117,6 +120,7 @@ def predicted(placement: str) -> Signals | None:
     return Signals(
         rms=tuple(math.sqrt(q) for q in told.q[::2]),
         gradient=told.token_gradient[::2],
+        whole=told.gradient[::2],
         first=told.first_token[::2],
         influence=told.block_influence,
     )
@@ -127,14 +131,15 @@ def row(placement: str) -> list[str]:
     real, told, own = measured(placement), predicted(placement), measured(placement, own=True)
     return [
         f"`{placement}`",
-        number(real.rms[-1], 2),
-        number(told and told.rms[-1], 2),
+        number(real.rms[-1]),
+        number(told and told.rms[-1]),
         "; ".join(number(round(real.influence[at], 12), 2) for at in (0, 11, 23)),  # 1e-16 is a rounding of the cosine
-        number(real.gradient[0], 2),
-        number(told and told.gradient[0], 2),
+        number(real.gradient[0]),
+        number(told and told.gradient[0]),
+        number(real.whole[0]),
         f"{100 * real.first[0]:.0f} %",
-        f"{number(own.rms[0], 2)} to {number(own.rms[-1], 2)}",
-        number(own.gradient[0], 2),
+        f"{number(own.rms[0])} → {number(own.rms[-1])}",
+        number(own.gradient[0]),
     ]
 
 
