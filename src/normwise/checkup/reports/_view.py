@@ -45,7 +45,7 @@ FORMULAS = {
     StackKind.NONE: "x + F(x)",
 }
 MARKS = {Evidence.VERIFIED: "✓", Evidence.DERIVED: "·", Evidence.PROBED: "~", Evidence.UNKNOWN: "?"}
-CURVES = {"residual": "residual_rms", "branch": "branch_rms", "gradient": "grad_rms", "predicted": "predicted_rms"}
+CURVES = {"residual": "residual_rms", "predicted": "predicted_rms", "branch": "branch_rms", "gradient": "grad_rms"}
 # panels over depth, each with its lines: what a page draws of a profile
 PANELS: dict[str, dict[str, Callable[[ProfileRow], float | None]]] = {
     "residual stream, RMS": {"residual": lambda row: row.residual_rms, "predicted": lambda row: row.predicted_rms},
