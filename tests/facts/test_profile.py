@@ -53,6 +53,10 @@ class Attention(nn.Module):
             return q, k, v
         elif self.way == "in by out":
             q, k, v = torch.addmm(torch.zeros(3 * WIDTH), x.flatten(0, 1), self.flat).view(*x.shape[:2], -1).chunk(3, 2)
+        elif self.way == "by einsum":
+            q, k, v = (torch.einsum("btd,od->bto", x, m.weight) for m in (self.q, self.k, self.v))
+        elif self.way == "one by einsum":
+            q, k, v = torch.einsum("btd,od->bto", x, self.qkv.weight).chunk(3, -1)
         elif self.way == "rows of one":
             q, k, v = (F.linear(x, w) for w in self.qkv.weight.chunk(3))
         else:
@@ -303,7 +307,16 @@ def by_hand(model: Stack, x: Tensor) -> list[float]:
     return sizes
 
 
-WAYS = ("three", "by hand", "one after another", "head by head", "in by out", "rows of one", "turned and normed")
+WAYS = (
+    "three",
+    "by hand",
+    "one after another",
+    "head by head",
+    "in by out",
+    "rows of one",
+    "turned and normed",
+    "by einsum",
+)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -315,6 +328,13 @@ def test_the_gradient_of_the_queries_weights(kind: str, way: str) -> None:
     assert [r.query_grad for r in rows[::2]] == pytest.approx(expected, rel=1e-4)
     assert [r.query_grad for r in rows[1::2]] == [None] * 3
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_shared_weight_whose_part_cannot_be_told_has_no_gradient_of_queries() -> None:
+    model, x = made("pre", "one by einsum")
+    rows = profile(model, x)
+    assert all(r.query_grad is None for r in rows)
+    assert all(r.grad_rms for r in rows)
 
 
 def test_torchs_own_attention_keeps_queries_in_the_first_rows() -> None:

@@ -14,6 +14,7 @@ from normwise.facts.attention import AttentionOperands
 from normwise.facts.chains import Residual
 from normwise.facts.replay import Replayer
 from normwise.graph import Op, ValueKind
+from normwise.rendering import both
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -22,6 +23,7 @@ __all__ = ["QueryWeight", "query_weights"]
 
 # a query is a few views, a rotation and a norm away from its linear map
 _STEPS = 100
+_PRODUCTS = frozenset({"linear", "addmm", "mm", "matmul"})  # of an input [.., in] and a matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +104,17 @@ class _Query:
         return wide[0] if wide and len(self.flow.acts(op)) == 1 else None
 
     def weights(self) -> Iterator[QueryWeight]:
-        """Yield the parameters, each with its part."""
+        """Yield the parameters, each with its part; none whose part cannot be told."""
         for op in self.maps:
             weight = self._weight(op)
             parameter = None if weight is None else self._parameter(weight)
             if weight is None or parameter is None:
                 continue
-            name = self.graph.values[parameter].names[0]
             try:
-                yield QueryWeight(name, self._part(op, weight, parameter))
+                part = self._part(op, weight, parameter)
             except NotKnown:
-                yield QueryWeight(name)
+                continue
+            yield QueryWeight(self.graph.values[parameter].names[0], part)
 
     def _parameter(self, weight: int) -> int | None:
         """Return the parameter that a weight is a view of."""
@@ -127,16 +129,29 @@ class _Query:
         return None
 
     def _part(self, op: Op, weight: int, parameter: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the rows and columns of a parameter whose products the query is made of; None for all of it."""
-        whole, shape = self.graph.values[parameter].shape, self.graph.values[weight].shape
-        features = self._features(op.outputs[0])
-        if (features is None and whole == shape) or len(whole) != 2 or len(shape) != 2:
+        """Return the rows and columns of a parameter whose products the query is made of; None for all of it.
+
+        Raises:
+            NotKnown: a part of it is, and which one cannot be told.
+        """
+        values = self.graph.values
+        whole, shape, made = values[parameter].shape, values[weight].shape, op.outputs[0]
+        features = self._features(made)
+        if features is None and whole == shape:
             return None
+        out = 0 if op.short == "linear" else 1  # linear reads a weight [out, in], a product x @ w one [in, out]
+        behind = op.inputs.index(weight) > op.inputs.index(self.flow.acts(op)[0])
+        if (
+            op.short not in _PRODUCTS
+            or not len(whole) == len(shape) == 2
+            or not behind
+            or shape[out] != values[made].shape[-1]
+        ):
+            raise NotKnown(both("queries share a weight in an unknown way", "查询以未知的方式共用一个权重"))
         rows = torch.arange(whole[0]).unsqueeze(1).expand(whole)
         columns = torch.arange(whole[1]).expand(whole)
         taken = [self.replay(weight, {parameter: numbers}) for numbers in (rows, columns)]
         if features is not None:
-            out = 0 if op.short == "linear" else 1  # linear reads a weight [out, in], every matmul one [in, out]
             taken = [numbers.index_select(out, features) for numbers in taken]
         # a part of a matrix is a grid: its first row and column name all of it
         first, second = (torch.cat([numbers[0], numbers[:, 0]]).unique() for numbers in taken)
