@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 import pytest
 import torch
@@ -67,10 +67,22 @@ def test_deep_norm_turns_the_stream_little() -> None:
     assert told.gradient[0] == pytest.approx(1.0, abs=0.05)
 
 
-def test_pre_norm_keeps_the_product_of_stream_and_gradient() -> None:
-    model, x = drawn("pre", 0)
-    told = predict(model.stack, x)
-    assert told.gradient[0] == pytest.approx(math.sqrt(told.q[-1] / told.q[0]), rel=0.12)
+@pytest.mark.parametrize(
+    ("placement", "within"),
+    [("pre", 0.1), ("sandwich", 0.1), ("layernorm-scaling", 0.1), ("residual-multiplier", 0.1), ("deep-norm", 0.03)],
+)
+def test_gradient_where_the_stream_enters(placement: str, within: float) -> None:
+    ratios = []
+    for seed in SEEDS:
+        model, x = drawn(placement, seed)
+        y = x.requires_grad_()
+        for layer in model.stack.layers:
+            y = layer(y)
+        upstream = torch.randn_like(y)
+        (gradient,) = torch.autograd.grad(y, x, upstream)
+        ratios.append(float(gradient.pow(2).mean().sqrt() / upstream.pow(2).mean().sqrt()))
+    model, x = drawn(placement, 0)
+    assert geometric_mean(ratios) == pytest.approx(predict(model.stack, x).gradient[0], rel=within)
 
 
 def test_post_norm_leaves_its_gradient_to_position_zero() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from normwise.theory._gauss import Function, covariance, slope
+from normwise.theory._softmax import weight_moments
 
 __all__ = ["AttentionBranch", "Branch", "MLPBranch", "correlation", "sigma", "visible"]
 
@@ -96,8 +97,8 @@ class AttentionBranch(Branch):
     inner_norm: bool = False
 
     def _scores(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return, for each pair of queries, the weight that both put on equal keys, [T, T], and the variance of a
-        query's scores over the keys it sees, [T]."""
+        """Return, for each pair of queries, the weight that both put on equal keys, [T, T], and for each query the
+        energy of its scores' gradient times their variance, [T]."""
         same, different, share = self._parts(inputs)
         mean, apart = same.diagonal(), (same.diagonal() - different.diagonal()).clamp_min(0)
         queries = inputs * self.query * self.key
@@ -105,11 +106,15 @@ class AttentionBranch(Branch):
             queries, apart = correlation(inputs), apart / mean.clamp_min(1e-300)
         # two queries agree about keys as far as they are alike; keys tell apart only what they do not share
         alike = queries * self.scale**2 * (apart[:, None] * apart[None, :]).sqrt()
-        # E[sum_j e^(l_j + l'_j)] / E[sum e^l sum e^l'] for scores l, l' of two queries: e^s2 / (n - 1 + e^s2) for one
-        # query of n keys with scores of variance s2, 1 for a single key
-        more = alike.clamp(max=60).expm1()
+        count, variance = self.visible.sum(1), alike.diagonal()
+        weight, energy = weight_moments(variance, count)
+        # E[sum a a'] = share e^c / (1 + share (e^c - 1)) where scores of two queries have covariance c, of few keys or
+        # small scores; c is scaled so that a query and itself get the weight that they have
+        own = ((count * weight - 1) / (1 - weight).clamp_min(1e-12)).clamp_min(0).log1p()
+        scaled = (own / variance.clamp_min(1e-300)).sqrt()
+        more = torch.expm1(alike * scaled[:, None] * scaled[None, :])
         common = share * (1 + more) / (1 + share * more)
-        return common, alike.diagonal()
+        return common, energy * variance
 
     def _parts(self, moments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return mean moments of what two queries see, by equal and by different keys, and the uniform weight of the
@@ -151,8 +156,11 @@ class AttentionBranch(Branch):
         by_value = self.visible.T @ apart @ self.visible
         by_value.diagonal().copy_(on_same.diagonal())
         by_value = by_value * self.value
-        # softmax: the gradient of a score is a_ij (v_j - mean), so each path gets the variance of the scores once
-        each = inner.diagonal() * self.value * scores * common.diagonal()
-        by_query = torch.diag(each)
+        # softmax: the gradient of a score is a_ij (v_j - mean), which leaves only what values do not share; as these
+        # gradients sum to 0, they leave to queries only what keys do not share
+        same, different, _ = self._parts(inputs)
+        unlike = 1 - (different.diagonal() / same.diagonal().clamp_min(1e-300)).clamp(0, 1)
+        each = inner.diagonal() * self.value * scores
+        by_query = torch.diag(each * unlike)
         by_key = torch.diag(self.visible.T @ (each / count))
         return by_value + by_query + by_key
