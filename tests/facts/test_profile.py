@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import normwise as nw
 from normwise.checkup.rules import idle_depth
 from normwise.facts import Facts
+from normwise.facts import profile as profiles
 from normwise.facts.profile import SEED
 from normwise.facts.queries import query_weights
 from normwise.facts.records import ProfileRow
@@ -357,6 +358,14 @@ def test_frozen_queries_have_no_gradient() -> None:
     rows = profile(model, x)
     assert all(r.query_grad is None for r in rows)
     assert all(r.grad_rms for r in rows)
+
+
+def test_gradients_too_large_to_hold_at_once_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = made()
+    monkeypatch.setattr(profiles, "KEPT_BYTES", 4 * WIDTH * WIDTH)  # one matrix of several
+    rows = profile(model, x)
+    assert all(row.query_grad is None for row in rows)
+    assert all(row.grad_rms is not None for row in rows)
 
 
 def test_the_queries_of_a_grouped_attention_are_a_part_of_another_size() -> None:

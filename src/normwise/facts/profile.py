@@ -37,6 +37,7 @@ from normwise.facts.queries import QueryWeight, query_weights
 from normwise.facts.records import ProfileRow
 from normwise.graph.capture import Overwritten, tensors_in
 from normwise.graph.guard import as_found
+from normwise.graph.observing import KEPT_BYTES
 from normwise.graph.provenance import CallStack
 from normwise.graph.trace import eager
 from normwise.rendering import both
@@ -161,6 +162,8 @@ def _differentiated(facts: Facts, watch: AddWatch, output: Any, queries: _Weight
         total = total + (out * direction).sum().float() / max(out.numel(), 1) ** 0.5
     names = dict.fromkeys(w.name for weights in queries.values() for w in weights)
     learned = {n: facts.parameters[n] for n in names if n in facts.parameters and facts.parameters[n].requires_grad}
+    if sum(weight.nbytes for weight in learned.values()) > KEPT_BYTES:  # they are all held at once
+        learned = {}
     wanted: list[GradientEdge | torch.Tensor] = [*watch.edges.values(), *learned.values()]
     found = torch.autograd.grad(total, wanted, allow_unused=True)  # type: ignore[arg-type]
     streams = zip(watch.edges, found, strict=False)
