@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -334,3 +335,8 @@ def test_predictions_do_not_depend_on_inference_mode() -> None:
     with torch.inference_mode():
         inside = predict_traced(model, tokens)
     assert_same(inside, predict_traced(model, tokens))
+
+
+def test_what_a_check_reads_of_the_theory_loads_no_blocks_of_ours() -> None:
+    code = "import sys, normwise.theory.traced; print([n for n in sys.modules if n.startswith('normwise.blocks')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
