@@ -251,6 +251,33 @@ class Conv(nn.Module):
         return self.conv(x.transpose(1, 2)).transpose(1, 2)
 
 
+class Windowed(nn.Module):
+    """Attention within halves of the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x.unflatten(1, (2, 3)).flatten(0, 1)).unsqueeze(1).chunk(3, -1)
+        h = functional.scaled_dot_product_attention(q, k, v).squeeze(1)
+        return self.out(h.unflatten(0, (-1, 2)).flatten(1, 2))
+
+
+class Biased(nn.Module):
+    """Attention that prefers near keys, by a bias on its scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        at = torch.arange(x.shape[1])
+        near = -(at[:, None] - at).abs().to(x.dtype)
+        return self.out(functional.scaled_dot_product_attention(q, k, v, attn_mask=near).squeeze(1))
+
+
 def mlp(activation: nn.Module, *, shift: float = 0.0) -> nn.Module:
     up = nn.Linear(16, 32)
     nn.init.constant_(up.bias, shift)
@@ -261,6 +288,8 @@ def mlp(activation: nn.Module, *, shift: float = 0.0) -> nn.Module:
     ("branch", "why"),
     [
         (Conv, "convolution|conv1d"),
+        (Windowed, "parts of the sequence"),
+        (Biased, "bias of their own"),
         (lambda: mlp(nn.Softplus()), "activation function"),
         (lambda: mlp(nn.ReLU(), shift=1.0), "shift of a matrix"),
         (lambda: nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 16)), "another form"),

@@ -120,10 +120,11 @@ class Reader:
         spec, shape = call.spec, self.graph.values[call.input].shape
         if spec is None or not _over_features(spec, len(shape)):
             raise NotKnown(both("a norm that is not one over features", "有归一化不是在特征维上"))
-        if call.bias is not None and float(self.replay(call.bias, {}).abs().max()) > shape[-1] ** -0.5:
-            raise NotKnown(both("a norm's shift is not small", "归一化的偏置不小"))
         weight = None if call.weight is None else self.replay(call.weight, {})
-        return Norm.of(spec, weight, shape[-1])
+        norm = Norm.of(spec, weight, shape[-1])
+        if call.bias is not None and _not_small(self.replay(call.bias, {}), norm.square, shape[-1]):
+            raise NotKnown(both("a norm's shift is not small", "归一化的偏置不小"))
+        return norm
 
     def note_last(self, matrix: torch.Tensor) -> None:
         """Take note of the matrix that a sublayer ends in."""
@@ -148,14 +149,9 @@ class Reader:
         if matrix.dim() != 2:
             return None
         matrix = matrix.double() if op.short == "linear" else matrix.double().T
-        if shift is not None:
-            self._check_shift(self.replay(shift, {}), matrix)
-        return Linear(op, inputs[0], value, matrix)
-
-    def _check_shift(self, shift: torch.Tensor, matrix: torch.Tensor) -> None:
-        """A shift may count for no more than what a net of this width strays by anyway: 1 / sqrt(fan_in)."""
-        if float(shift.double().square().mean()) > sigma(matrix) * matrix.shape[1] ** -0.5:
+        if shift is not None and _not_small(self.replay(shift, {}), sigma(matrix), matrix.shape[1]):
             raise NotKnown(both("the shift of a matrix is not small", "矩阵的偏置不小"))
+        return Linear(op, inputs[0], value, matrix)
 
     def sources(self, value: int) -> tuple[list[Linear], bool]:
         """Return the linear maps that a value is made of element by element, and whether norms stand between."""
@@ -201,6 +197,11 @@ class Reader:
         """Return normal numbers in the shape of a value."""
         generator = torch.Generator().manual_seed(_SEED + value)
         return torch.randn(self.graph.values[value].shape, generator=generator, dtype=torch.float64, device="cpu")
+
+
+def _not_small(shift: torch.Tensor, square: float, width: int) -> bool:
+    """Whether a shift counts for more than what a net of this width strays by anyway: 1 / sqrt(H), relative."""
+    return float(shift.double().square().mean()) > square * width**-0.5
 
 
 def _over_features(spec: NormSpec, dims: int) -> bool:

@@ -23,6 +23,7 @@ from normwise.rendering import both
 from normwise.targets import unwrap
 from normwise.targets.guesses import sequence_first
 from normwise.targets.target import Target
+from normwise.theory._branches import AttentionBranch
 from normwise.theory._moments import Norm, Prediction, Sublayer, forecast, moments_of
 from normwise.theory._reading import Reader
 from normwise.theory._sublayers import branch_of
@@ -115,8 +116,12 @@ class _StackReader:
         self.adds: Sequence[Residual] = facts.placed.streams[stack].adds
         self.forks = [self._fork(add) for add in self.adds]
         entering = self.graph.values[self.forks[0]]
-        if len(entering.shape) != 3:
-            raise NotKnown(both("the stream is not [batch, time, hidden]", "残差流的形状不是 [batch, time, hidden]"))
+        if len(entering.shape) != 3 or len({self.graph.values[fork].shape for fork in self.forks}) > 1:
+            raise NotKnown(
+                both(
+                    "the stream is not [batch, time, hidden] throughout", "残差流的形状不是始终为 [batch, time, hidden]"
+                )
+            )
         first = sequence_first(unwrap(facts.target.model)[0])
         self.steps, self.width = entering.shape[0 if first else 1], entering.shape[-1]
         if self.steps > _LONGEST:
@@ -147,6 +152,8 @@ class _StackReader:
         made = []
         for number, value in enumerate(values):
             branch, leaving, entering = branch_of(self.reader, value, fork)
+            if isinstance(branch, AttentionBranch) and len(branch.visible) != self.steps:
+                raise NotKnown(both("attention over parts of the sequence", "注意力只在序列的部分上进行"))
             last = number + 1 == len(values)
             each = Sublayer(
                 branch=branch,
