@@ -101,3 +101,21 @@ def test_every_result_says_under_which_assumptions() -> None:
     assert len(told.error) == len(told.q) == 2 * DEPTH + 1
     with pytest.raises(ValueError, match="two streams"):
         predict(drawn("residual", 0)[0].stack, x)
+
+
+def test_a_gradient_goes_around_a_layer_by_the_connection_to_its_input() -> None:
+    measured, expected = [], []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = Decoder(96, 128, 12, 4, context=64, placement="b2t", mlp="relu")
+        x = model.embedding(torch.randint(0, 96, (4, 64))).detach().requires_grad_()
+        y = model.stack(x)
+        (gradient,) = torch.autograd.grad(y, x, torch.randn_like(y))
+        energy = gradient.square().mean(-1)
+        measured.append(
+            [float(energy.mean().sqrt()), float(energy.median().sqrt()), float(energy[:, 0].sum() / energy.sum())]
+        )
+        told = predict(model.stack, x)
+        expected.append([told.gradient[0], told.token_gradient[0], told.first_token[0]])
+    found, wanted = (torch.tensor(each).mean(0) for each in (measured, expected))
+    assert torch.allclose(found, wanted, rtol=0.1), (found, wanted)

@@ -102,8 +102,12 @@ class Norm:
         return gradient * self._factors(moments)
 
     def _factors(self, moments: torch.Tensor) -> torch.Tensor:
-        size = (moments.diagonal() + self.eps).clamp_min(1e-300).rsqrt()
-        return self.square * size[:, None] * size[None, :]
+        each = self.factor(moments)
+        return each[:, None] * each[None, :]
+
+    def factor(self, moments: torch.Tensor) -> torch.Tensor:
+        """Return what each token is multiplied by, [T], for P before the norm."""
+        return self.square**0.5 * (moments.diagonal() + self.eps).clamp_min(1e-300).rsqrt()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +154,7 @@ class _Step:
     returned: torch.Tensor  # P of what it returned
     added: torch.Tensor  # P after the add, before a norm
     left: torch.Tensor  # P after the norm
+    opens: bool  # a layer
 
 
 def moments_of(rows: torch.Tensor) -> torch.Tensor:
@@ -216,8 +221,8 @@ def _layer(sublayers: Sequence[Sublayer], moments: torch.Tensor) -> tuple[float,
         moments = added
         if each.after_add is not None:
             moments = each.after_add(added)
-            cross = cross * (moments.diagonal() / added.diagonal()).sqrt()[:, None]
-        taken.append(_Step(each, source, given, returned, added, moments))
+            cross = cross * each.after_add.factor(added)[:, None]
+        taken.append(_Step(each, source, given, returned, added, moments, opens=not taken))
     cosine = cross.diagonal() / (entered.diagonal() * moments.diagonal()).clamp_min(1e-300).sqrt()
     return float(cosine.mean()), taken
 
@@ -226,14 +231,19 @@ def _backward(walked: list[_Step], steps: int) -> tuple[list[torch.Tensor], list
     """Return K at every place of q and after every add, from a gradient at the end that is alike for all tokens."""
     gradient = torch.eye(steps, dtype=torch.float64)
     found, at_adds, upstream = [gradient], list[torch.Tensor](), gradient
+    direct = cross = None  # at an add that what entered the layer goes to as well, and between there and here
     for index in reversed(range(len(walked))):
         step, each = walked[index], walked[index].of
         if each.after_add is not None:
+            if cross is not None:
+                cross = cross * each.after_add.factor(step.added)[:, None]
             gradient = each.after_add.backward(gradient, step.added)
         at_adds.append(gradient)
         last = index + 1 == len(walked) or walked[index + 1].entered is not step.entered
         if not each.parallel or last:  # sublayers side by side all get what comes back to their layer
             upstream = gradient
+        if each.adds_block_input:
+            direct = cross = gradient
         branch = upstream * each.branch_gain
         if each.after_branch is not None:
             branch = each.after_branch.backward(branch, step.returned)
@@ -241,5 +251,9 @@ def _backward(walked: list[_Step], steps: int) -> tuple[list[torch.Tensor], list
         if each.before is not None:
             branch = each.before.backward(branch, step.entered)
         gradient = gradient * each.skip_gain + branch
+        if direct is not None and cross is not None:
+            cross = cross * math.sqrt(each.skip_gain)
+            if step.opens:
+                gradient, direct, cross = gradient + cross + cross.T + direct, None, None
         found.append(gradient)
     return found[::-1], at_adds[::-1]

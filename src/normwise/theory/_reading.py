@@ -70,7 +70,8 @@ class Reader:
             for v in self.graph.values
             if v.kind is ValueKind.INPUT and v.names and isinstance(named.get(v.names[0]), torch.Tensor)
         }
-        self.replay = Replayer(facts.recording, target.model).assuming(inputs)
+        constants = {v: _saveable(t) for v, t in facts.recording.constants.items() if t.is_inference()}
+        self.replay = Replayer(facts.recording, target.model).assuming(inputs | constants)
         self._last = set[tuple[float, float]]()
         self.repeated = False  # whether two sublayers end in equal matrices: no independent draws
 
@@ -197,6 +198,11 @@ class Reader:
         """Return normal numbers in the shape of a value."""
         generator = torch.Generator().manual_seed(_SEED + value)
         return torch.randn(self.graph.values[value].shape, generator=generator, dtype=torch.float64, device="cpu")
+
+
+def _saveable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy that autograd may save, as wide as a replay is."""
+    return tensor.double().clone() if tensor.is_floating_point() else tensor.clone()
 
 
 def _not_small(shift: torch.Tensor, square: float, width: int) -> bool:

@@ -186,6 +186,9 @@ def _softmax_behind(reader: Reader, value: int) -> Op | None:
 
 
 def _attention(reader: Reader, weighing: _Weighing, inside: Path, out: float) -> tuple[Branch, list[int]]:
+    queries, keys = (reader.graph.values[v].shape[-2] for v in (weighing.query, weighing.value))
+    if queries != keys:
+        raise NotKnown(both("attention to other tokens than those of its stream", "注意力看的不是自身残差流的 token"))
     matrices, factors, norms, inputs = [], [], [], []
     for operand in (weighing.query, weighing.key, weighing.value):
         linears, normed = reader.sources(operand)
@@ -251,7 +254,7 @@ def _visible(reader: Reader, weighing: _Weighing) -> torch.Tensor:
         raise NotKnown(both("samples or heads do not see the same keys", "各样本或各头看到的键不同"))
     visible = (weights[0] > 0).double()
     uniform = visible / visible.sum(1, keepdim=True)
-    if visible.shape[0] != visible.shape[1] or not float((weights[0] - uniform).abs().max()) <= _SAME:
+    if not float((weights[0] - uniform).abs().max()) <= _SAME:
         raise NotKnown(both("attention scores have a bias of their own", "注意力分数另有偏置"))
     return visible
 

@@ -105,7 +105,7 @@ def described(facts: Facts, stack: int = 0) -> Described:
     pairs = zip(blocks, sublayers, strict=True)
     layers = tuple(tuple(s for _, parts in group for s in parts) for _, group in groupby(pairs, key=lambda p: p[0]))
     counts = torch.tensor([len(parts) for parts in sublayers]).cumsum(0) - 1
-    return Described(layers, stream.moments, stream.width, tuple(counts.tolist()))
+    return Described(layers, stream.moments(), stream.width, tuple(counts.tolist()))
 
 
 class _StackReader:
@@ -116,20 +116,24 @@ class _StackReader:
         self.adds: Sequence[Residual] = facts.placed.streams[stack].adds
         self.forks = [self._fork(add) for add in self.adds]
         entering = self.graph.values[self.forks[0]]
-        if len(entering.shape) != 3 or len({self.graph.values[fork].shape for fork in self.forks}) > 1:
+        if len(entering.shape) != 3 or len({self._size(fork) for fork in self.forks}) > 1:
             raise NotKnown(
                 both(
                     "the stream is not [batch, time, hidden] throughout", "残差流的形状不是始终为 [batch, time, hidden]"
                 )
             )
-        first = sequence_first(unwrap(facts.target.model)[0])
-        self.steps, self.width = entering.shape[0 if first else 1], entering.shape[-1]
+        self.sequence_first = sequence_first(unwrap(facts.target.model)[0])
+        self.steps, self.width = entering.shape[0 if self.sequence_first else 1], entering.shape[-1]
         if self.steps > _LONGEST:
             raise NotKnown(both(f"more than {_LONGEST} tokens", f"超过 {_LONGEST} 个 token"))
-        rows = facts.runs.base.of(self.forks[0]).cpu()
-        self.moments = moments_of(rows.transpose(0, 1) if first else rows)
-        if not bool(self.moments.isfinite().all()) or float(self.moments.diagonal().min()) <= 0:
-            raise NotKnown(both("the stream is not finite, or 0 at a token", "残差流不是有限值，或在某个 token 上为 0"))
+
+    def moments(self) -> torch.Tensor:
+        """Return second moments between the tokens of what enters, from the run."""
+        rows = self.facts.runs.base.of(self.forks[0]).cpu()
+        moments = moments_of(rows.transpose(0, 1) if self.sequence_first else rows)
+        if not bool(moments.isfinite().all()) or float(moments.diagonal().max()) <= 0:
+            raise NotKnown(both("what enters the stream is not finite, or 0", "进入残差流的不是有限值，或全为 0"))
+        return moments
 
     def sublayers(self) -> list[list[Sublayer]]:
         """Return the sublayers of each add; several where they stand side by side."""
@@ -137,6 +141,11 @@ class _StackReader:
         if self.reader.repeated:
             raise NotKnown(both("sublayers hold the same weights", "各子层的权重相同"))
         return made
+
+    def _size(self, value: int) -> tuple[int, int]:
+        """Return elements and features of a value: tokens may lie along one axis or two."""
+        record = self.graph.values[value]
+        return record.numel, record.shape[-1]
 
     def _fork(self, add: Residual) -> int:
         """Return the value that the sublayer reads, the nearest to the add on its skip."""
@@ -211,7 +220,8 @@ def beside(facts: Facts, rows: tuple[ProfileRow, ...]) -> tuple[ProfileRow, ...]
     """Return rows of a profile with what is expected beside what was measured.
 
     Gradients are predicted relative to the end of the stream: they are drawn through the measured one at the last
-    sublayer, where each token's output has a gradient of its own.
+    sublayer, where each token's output has a gradient of its own: in models of one stream, for an encoder's tokens get
+    one that they share by way of the decoder's attention.
 
     Raises:
         NotKnown: no stack can be read; the reason is the first one's.
@@ -225,17 +235,18 @@ def beside(facts: Facts, rows: tuple[ProfileRow, ...]) -> tuple[ProfileRow, ...]
         except NotKnown as unknown:
             refused = refused or unknown
             continue
-        found |= {(row.stack, row.sublayer): row for row in _with_theory(read, mine)}
+        alone = len(facts.placed.streams) == 1
+        found |= {(row.stack, row.sublayer): row for row in _with_theory(read, mine, gradients=alone)}
     if refused is not None and not found:
         raise refused
     return tuple(found.get((row.stack, row.sublayer), row) for row in rows)
 
 
-def _with_theory(read: Described, rows: list[ProfileRow]) -> list[ProfileRow]:
+def _with_theory(read: Described, rows: list[ProfileRow], *, gradients: bool) -> list[ProfileRow]:
     told = read.predict()
     last = rows[-1]
     share = last.grad_first_share
-    alike = share is not None and 1 / _ALIKE <= share * len(read.moments) <= _ALIKE
+    alike = gradients and share is not None and 1 / _ALIKE <= share * len(read.moments) <= _ALIKE
     end = last.grad_rms / told.added_gradient[-1] if alike and last.grad_rms is not None else None
     layer_of = [number for number, layer in enumerate(read.layers) for _ in layer]
     made = []
