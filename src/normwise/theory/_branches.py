@@ -25,7 +25,7 @@ def correlation(moments: torch.Tensor) -> torch.Tensor:
 
 def sigma(matrix: torch.Tensor) -> float:
     """Return the second moment that unit inputs get of a matrix [out, in]: fan_in * Var(W)."""
-    return float(matrix.detach().double().pow(2).sum()) / matrix.shape[0]
+    return float(torch.linalg.vector_norm(matrix.detach(), dtype=torch.float64)) ** 2 / matrix.shape[0]
 
 
 def visible(steps: int, *, causal: bool, window: int | None = None) -> torch.Tensor:

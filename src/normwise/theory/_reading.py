@@ -129,7 +129,7 @@ class Reader:
 
     def note_last(self, matrix: torch.Tensor) -> None:
         """Take note of the matrix that a sublayer ends in."""
-        known = (float(matrix.sum()), float(matrix.square().sum()))
+        known = (float(matrix.sum(dtype=torch.float64)), sigma(matrix))
         self.repeated = self.repeated or (known in self._last and known[1] > 0)
         self._last.add(known)
 
@@ -149,7 +149,7 @@ class Reader:
         matrix = self.replay(inputs[1], {})
         if matrix.dim() != 2:
             return None
-        matrix = matrix.double() if op.short == "linear" else matrix.double().T
+        matrix = matrix if op.short == "linear" else matrix.T
         if shift is not None and _not_small(self.replay(shift, {}), sigma(matrix), matrix.shape[1]):
             raise NotKnown(both("the shift of a matrix is not small", "矩阵的偏置不小"))
         return Linear(op, inputs[0], value, matrix)
