@@ -45,4 +45,4 @@ def test_sizes_that_are_alike_may_share_a_table(
         monkeypatch.setattr(_gauss, "_ALIKE", -1.0)
         long = covariance(each, moments)
         assert not torch.equal(short, long)  # two ways
-        assert float((short - long).abs().max() / long.diagonal().max()) < 1e-2
+        assert float((short - long).abs().max() / long.diagonal().max()) < 2e-2

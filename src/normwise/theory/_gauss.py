@@ -19,7 +19,7 @@ _POINTS = 48  # a kink (ReLU) converges slowly: 48 points give three digits
 # angles at which pairs of one size are computed; between them E is taken as straight, to (pi / 256)^2 / 8 = 2e-5
 _ANGLES = 257
 # sizes so near each other that each counts by the root of its E[f(z)^2]; a norm's eps leaves them so. What that leaves
-# out is up to 1e-2 of the largest, where theory is right to several (tests/theory/test_gauss.py).
+# out is up to 2e-2 of the largest, where theory is right to several (tests/theory/test_gauss.py).
 _ALIKE = 0.02
 
 
