@@ -79,7 +79,9 @@ BUILT: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], tuple[str
 ]
 
 
-@pytest.mark.parametrize(("make", "options", "error", "words"), BUILT, ids=lambda case: str(case)[:40])
+@pytest.mark.parametrize(
+    ("make", "options", "error", "words"), BUILT, ids=lambda case: getattr(case, "__name__", str(case)[:40])
+)
 def test_what_cannot_be_built_is_refused(
     make: Callable[..., Any], options: dict[str, Any], error: type[Exception], words: tuple[str, ...]
 ) -> None:
