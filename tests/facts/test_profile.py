@@ -410,3 +410,21 @@ def test_idle_blocks_are_named_with_how_little_they_turn_the_stream() -> None:
     evidence = found.evidence
     assert 0 < evidence["block_influence_at_most"] < 1e-6
     assert evidence["block_influence_of_the_median_block"] > 1e-3
+
+
+class Learned(nn.Module):
+    """Attention whose queries are parameters: no weight makes them of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.k, self.v = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.q = nn.Parameter(torch.randn(1, LENGTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return x + F.scaled_dot_product_attention(self.q.expand(len(x), -1, -1), self.k(h), self.v(h))
+
+
+def test_keys_are_not_taken_for_learned_queries() -> None:
+    rows = profile(nn.Sequential(*(Learned() for _ in range(3))), torch.randn(BATCH, LENGTH, WIDTH))
+    assert [row.query_grad for row in rows] == [None] * 3

@@ -58,7 +58,7 @@ def test_our_encoder_decoder_has_the_name_in_both_stacks(name: str) -> None:
 @pytest.mark.parametrize("name", placements.names())
 def test_wirings_are_told_apart_at_any_depth(name: str, depth: int) -> None:
     twice = placements.get(name).streams > 1
-    found = named(seen(name, depth), depth, summed_twice=twice)
+    found = named(seen(name, depth), depth, "", summed_twice=twice)
     assert found is not None
     # what is named instead is wired alike at this depth: initial gains, or constants that are 1, differ alone
     wirings = [[each.wiring for each in seen(which, depth)] for which in (name, found)]
@@ -110,18 +110,47 @@ def test_half_steps_in_every_second_sublayer_are_no_residual_multiplier() -> Non
 def test_a_few_odd_adds_do_not_take_a_name_away() -> None:
     many = seen("deep-norm", 12)
     many[0] = Seen(Wiring(after_add=True, inner=True, skip_scale=many[0].wiring.skip_scale), 0, "attention")
-    assert named(many, 12, summed_twice=False) == "deep-norm"
+    assert named(many, 12, "post", summed_twice=False) == "deep-norm"
     many[1:5] = [
         Seen(Wiring(before=True, skip_scale=each.wiring.skip_scale), each.layer, each.sublayer) for each in many[1:5]
     ]
-    assert named(many, 12, summed_twice=False) is None
+    assert named(many, 12, "post", summed_twice=False) is None
+
+
+@pytest.mark.parametrize("plain", ["pre", "post"])
+def test_one_block_is_named_by_its_kind(plain: str) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, norm_first=plain == "pre").eval()
+    (stack,) = stacks(layer, torch.randn(2, 5, 16))
+    assert (str(stack.kind), stack.name) == (plain, None)
+
+
+def test_a_stack_without_attention_has_no_placement_that_needs_it() -> None:
+    bare, inner = Wiring(), Wiring(before=True, inner=True)
+    for wiring, plain in (bare, "none"), (inner, "pre"):
+        found = named([Seen(wiring, layer, "mlp") for layer in range(6)], 6, plain, summed_twice=False)
+        assert found in (plain, "sub-ln")
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.weight = nn.LayerNorm(16), nn.Parameter(torch.eye(16).to_sparse_csr(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + (self.weight @ x.relu().flatten(0, -2).T).T.reshape(x.shape))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_weights_that_cannot_be_read_end_no_map() -> None:
+    report = nw.check(nn.Sequential(*(Sparse() for _ in range(4))), torch.randn(2, 5, 16), effort="read")
+    assert len(report.norms) == 4
 
 
 def test_one_learned_number_is_no_layer_scale() -> None:
     found = [
         Seen(Wiring(before=True, branch_gain=Gain()), layer, s) for layer in range(6) for s in ("attention", "mlp")
     ]
-    assert named(found, 6, summed_twice=False) is None
+    assert named(found, 6, "pre", summed_twice=False) is None
 
 
 @pytest.mark.parametrize(("name", "plain"), [("ds-init", "post"), ("t-fixup", "none")])

@@ -33,16 +33,17 @@ def test_relu_has_the_arc_cosine_kernel(spread: float) -> None:
     torch.testing.assert_close(found, kernel * sizes[:, None] * sizes[None, :], rtol=0, atol=8e-3)
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.039, 0.1])
 @pytest.mark.parametrize("size", [0.02, 1.0, 5.0])
-@pytest.mark.parametrize("function", [functional.gelu, functional.silu, torch.tanh], ids=lambda f: f.__name__)
-def test_sizes_that_are_alike_may_share_a_table(
-    function: Function, size: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("function", [functional.gelu, functional.silu], ids=lambda f: f.__name__)
+def test_sizes_in_bins_share_tables(
+    function: Function, size: float, spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moments = moments_of(size * (1 + 0.019 * torch.linspace(-1, 1, 24, dtype=torch.float64)))
+    moments = moments_of(size * (1 + spread * torch.linspace(-1, 1, 64, dtype=torch.float64)))
     for each in function, slope(function):
         monkeypatch.undo()
         short = covariance(each, moments)
-        monkeypatch.setattr(_gauss, "_ALIKE", -1.0)
+        monkeypatch.setattr(_gauss, "_ANGLES", 10**9)
         long = covariance(each, moments)
         assert not torch.equal(short, long)  # two ways
-        assert float((short - long).abs().max() / long.diagonal().max()) < 2e-2
+        assert float((short - long).abs().max() / long.diagonal().max()) < 3e-2

@@ -369,3 +369,38 @@ def test_predictions_do_not_depend_on_inference_mode() -> None:
 def test_what_a_check_reads_of_the_theory_loads_no_blocks_of_ours() -> None:
     code = "import sys, normwise.theory.traced; print([n for n in sys.modules if n.startswith('normwise.blocks')])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+class SideBySide(nn.Module):
+    """One branch, then two that are added together: these read what the first one left."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU(), nn.Linear(width, width, bias=False))
+            for _ in range(3)
+        )
+        for linear in self.modules():
+            if isinstance(linear, nn.Linear):
+                nn.init.normal_(linear.weight, std=width**-0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, *others = self.branches
+        x = x + first(x)
+        return x + others[0](x) + others[1](x)
+
+
+def test_branches_side_by_side_read_what_stands_before_their_add() -> None:
+    measured, expected = [], []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        rows = nw.check(nn.Sequential(*(SideBySide(256) for _ in range(2))), torch.randn(4, 8, 256)).profile
+        measured.append([row.residual_rms for row in rows])
+        told = predict_traced(nn.Sequential(*(SideBySide(256) for _ in range(2))), torch.randn(4, 8, 256))
+        expected.append(told.added)
+    # v = q / 2 a branch: the second moment grows by 3/2, then by 2
+    wanted = torch.tensor([1.5, 3.0, 4.5, 9.0]).sqrt()
+    adds = torch.tensor(measured).mean(0)
+    assert torch.allclose(adds, wanted, rtol=0.1), adds
+    last_of_each_add = torch.tensor(expected).mean(0)[[0, 2, 3, 5]].sqrt()
+    assert torch.allclose(last_of_each_add.float(), wanted, rtol=0.1), last_of_each_add

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from normwise.blocks.rotary import Rotary
 from normwise.functional import l2_norm
+from normwise.placements._asked import is_whole
 
 __all__ = ["NGPTLayer"]
 
@@ -52,7 +53,7 @@ class NGPTLayer(nn.Module):
         [B, T, H], of length 1 along H -> the same
 
     Raises:
-        ValueError: heads that do not divide H.
+        ValueError: heads that do not divide H, or an MLP without features.
 
     Examples:
         >>> layer = NGPTLayer(hidden_size=8, num_heads=2)
@@ -72,8 +73,10 @@ class NGPTLayer(nn.Module):
         rope_theta: float = 10_000.0,
     ) -> None:
         super().__init__()
-        if hidden_size % num_heads:
+        if not is_whole(num_heads, 1) or hidden_size % num_heads:
             raise ValueError(f"{num_heads} heads do not divide hidden_size={hidden_size}; change one")
+        if mlp_size is not None and not is_whole(mlp_size, 1):
+            raise ValueError(f"mlp_size is a whole number, 1 or more, or None for 4 H, given {mlp_size!r}")
         self.num_heads, self.causal = num_heads, causal
         inner, scale = mlp_size or 4 * hidden_size, hidden_size**-0.5
         self.rotary = Rotary(hidden_size // num_heads, rope_theta)

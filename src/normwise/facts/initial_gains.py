@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from normwise import placements
 from normwise.facts import vocabulary as ops
 from normwise.facts.attention import AttentionOperands
 from normwise.facts.calls import parameter_of
-from normwise.facts.naming import MatrixGain, with_initial_gains
+from normwise.facts.naming import MatrixGain, has_twins, with_initial_gains
 from normwise.facts.records import Place, Placement, Stack
 
 if TYPE_CHECKING:
@@ -39,11 +41,19 @@ def matrix_gains(facts: Facts, index: int) -> tuple[MatrixGain, ...]:
             for value in (parameter_of(facts.flow, i) for i in learned):
                 name = graph.values[value].names[0] if value is not None and graph.values[value].names else ""
                 tensor = tensors.get(name)
-                if tensor is None or tensor.is_meta or tensor.dim() != 2 or tensor.numel() < 2:
-                    continue
-                gain = float(tensor.detach().double().std()) * (sum(tensor.shape) / 2) ** 0.5
-                found[name] = MatrixGain(order[placed.layers[add.index]], gain, tensor.numel())
+                spread = None if tensor is None or tensor.dim() != 2 or tensor.numel() < 2 else _spread(tensor)
+                if tensor is not None and spread is not None:
+                    gain = spread * (sum(tensor.shape) / 2) ** 0.5
+                    found[name] = MatrixGain(order[placed.layers[add.index]], gain, tensor.numel())
     return tuple(found.values())
+
+
+def _spread(tensor: torch.Tensor) -> float | None:
+    """Return the standard deviation; None where a tensor holds no numbers, or is of a kind that has none to read."""
+    try:
+        return float(tensor.detach().cpu().double().std())
+    except Exception:  # sparse, quantized and foreign tensors: each has its own way to refuse
+        return None
 
 
 def named_by_gains(facts: Facts) -> Placement:
@@ -58,7 +68,7 @@ def named_by_gains(facts: Facts) -> Placement:
 
 def _name(facts: Facts, index: int, stack: Stack) -> str | None:
     plain = stack.kind.replace("_", "-")
-    if plain not in placements.names():
+    if plain not in placements.names() or not has_twins(plain, stack.depth):
         return None
     name = with_initial_gains(plain, matrix_gains(facts, index), stack.depth)
     return None if name == plain else name

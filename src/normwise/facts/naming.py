@@ -6,7 +6,7 @@ alpha of another depth is still DeepNorm, and another rule says that its constan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from normwise import placements
 from normwise.placements import Placement
 from normwise.spec import Gain, Wiring
 
-__all__ = ["SHARE", "MatrixGain", "Seen", "named", "with_initial_gains"]
+__all__ = ["SHARE", "MatrixGain", "Seen", "has_twins", "named", "with_initial_gains"]
 
 # a stack is named after a signature, or a placement, only if this share of its adds has it (DESIGN 5)
 SHARE = 0.85
@@ -36,27 +36,29 @@ class Seen:
     sublayer: str  # one of ``placements.SUBLAYERS``
 
 
-def named(seen: Sequence[Seen], depth: int, *, summed_twice: bool) -> str | None:
+def named(seen: Sequence[Seen], depth: int, plain: str, *, summed_twice: bool) -> str | None:
     """Return the placement of a stack of ``depth`` layers, or None where none fits.
 
-    Of placements that differ in their initial gains alone the first one without gains is named: see
-    ``with_initial_gains``. ``summed_twice``: the branches are added up beside the stream, too.
+    Of several that fit, ``plain`` is named, that of the stack's kind: at depth 1 constants that go with depth are 1.
+    Else it is one without initial gains: see ``with_initial_gains``. ``summed_twice``: the branches are added up beside
+    the stream, too.
     """
     fits = [
         each
         for each in map(placements.get, placements.names())
         if (each.streams > 1) == summed_twice and _fits(each, seen, depth)
     ]
-    plain = [each for each in fits if not each.gains(0, depth)]
-    return next((each.name for each in (*plain, *fits)), None)
+    fits.sort(key=lambda each: (each.name != plain, bool(each.gains(0, depth))))
+    return fits[0].name if fits else None
 
 
 def _fits(placement: Placement, seen: Sequence[Seen], depth: int) -> bool:
     wanted = [placement.wire(each.layer, depth, sublayer=each.sublayer) for each in seen]
     alike = sum(_alike(want, each.wiring) for want, each in zip(wanted, seen, strict=True))
-    # a placement whose sublayers differ is told from a few odd ones by all that it wires otherwise
-    uniform = len({_flags(want) for want in wanted}) == 1
-    if alike < (SHARE * len(seen) if uniform else len(seen)):
+    shown = {_flags(want) for want in wanted}
+    whole = {_flags(placement.wire(layer, depth, sublayer=s)) for layer in range(depth) for s in ("attention", "mlp")}
+    # a placement whose sublayers differ is told by all of them, and from a few odd ones by all that it wires otherwise
+    if not whole <= shown or alike < (SHARE * len(seen) if len(shown) == 1 else len(seen)):
         return False
     return all(
         _go_alike([(getattr(want, name), getattr(each.wiring, name)) for want, each in zip(wanted, seen, strict=True)])
@@ -107,6 +109,18 @@ class MatrixGain(NamedTuple):
     numel: int
 
 
+def has_twins(name: str, depth: int) -> bool:
+    """Return whether placements that are wired like this one draw their weights with gains."""
+    return any(True for _ in _twins(name, depth))
+
+
+def _twins(name: str, depth: int) -> Iterator[Placement]:
+    like = placements.get(name)
+    for each in map(placements.get, placements.names()):
+        if each is not like and each.gains(0, depth) and each.wire(0, depth) == like.wire(0, depth):
+            yield each
+
+
 def with_initial_gains(name: str, gains: Sequence[MatrixGain], depth: int) -> str:
     """Return the placement that is wired like ``name`` and draws its weights with these gains, or ``name``.
 
@@ -114,13 +128,7 @@ def with_initial_gains(name: str, gains: Sequence[MatrixGain], depth: int) -> st
     """
     if depth < _LAYERS or len({each.layer for each in gains}) < depth:
         return name
-    like = placements.get(name)
-    for each in map(placements.get, placements.names()):
-        if each is like or not each.gains(0, depth) or each.wire(0, depth) != like.wire(0, depth):
-            continue
-        if _drawn_with(each, gains, depth):
-            return each.name
-    return name
+    return next((each.name for each in _twins(name, depth) if _drawn_with(each, gains, depth)), name)
 
 
 def _drawn_with(placement: Placement, gains: Sequence[MatrixGain], depth: int) -> bool:

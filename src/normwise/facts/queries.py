@@ -62,8 +62,12 @@ def query_weights(facts: Facts) -> dict[int, tuple[QueryWeight, ...]]:
 
 
 def _query(facts: Facts, op: Op) -> int | None:
-    """Return the operand of attention, or of the product of its scores, that holds the queries: the first."""
-    return next(iter(facts.flow.acts(op)), None)
+    """Return the operand of attention, or of the product of its scores, that holds the queries: the first.
+
+    None where they are learned, and of no use to a token.
+    """
+    first = op.inputs[0] if op.inputs else None
+    return first if first is not None and facts.flow.act[first] else None
 
 
 class _Query:

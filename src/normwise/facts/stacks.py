@@ -81,8 +81,9 @@ class StackReader:
                 what = "cross" if layer in attended else "attention"
                 attended.add(layer)
             seen.append(Seen(member.wiring, layer, what))
-        name = named(seen, depth, summed_twice=self._summed_twice(stream))
-        return None if name == kind.replace("_", "-") else name
+        plain = kind.replace("_", "-")
+        name = named(seen, depth, plain, summed_twice=self._summed_twice(stream))
+        return None if name == plain else name
 
     def _summed_twice(self, stream: Stream) -> bool:
         """Whether the branches are added up a second time, beside the stream (ResiDual)."""

@@ -125,7 +125,7 @@ class Sublayer:
         input_gain: mean square of the factors on what enters F.
         branch_gain: the same on the branch as it is added.
         skip_gain: the same on the stream beside it.
-        parallel: it reads what its layer reads, and is added beside the others.
+        parallel: it reads what the sublayer before it in its layer read, and is added beside that one.
         adds_block_input: what entered the layer is added once more.
     """
 
@@ -212,7 +212,7 @@ def _layer(sublayers: Sequence[Sublayer], moments: torch.Tensor) -> tuple[float,
     entered, cross = moments, moments  # cross: moments between the stream and what entered
     taken: list[_Step] = []
     for each in sublayers:
-        source = entered if each.parallel else moments
+        source = taken[-1].entered if each.parallel and taken else moments
         given = (source if each.before is None else each.before(source)) * each.input_gain
         returned = each.branch.forward(given)
         added, cross = moments * each.skip_gain + each.arrive(returned), cross * math.sqrt(each.skip_gain)
@@ -240,7 +240,7 @@ def _backward(walked: list[_Step], steps: int) -> tuple[list[torch.Tensor], list
             gradient = each.after_add.backward(gradient, step.added)
         at_adds.append(gradient)
         last = index + 1 == len(walked) or walked[index + 1].entered is not step.entered
-        if not each.parallel or last:  # sublayers side by side all get what comes back to their layer
+        if last:  # sublayers side by side all get what comes back to the last of them
             upstream = gradient
         if each.adds_block_input:
             direct = cross = gradient

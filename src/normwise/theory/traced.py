@@ -30,8 +30,8 @@ from normwise.theory._sublayers import branch_of
 
 __all__ = ["Described", "beside", "described", "predict_traced"]
 
-# [T, T] numbers for every sublayer: a check stays quick
-_LONGEST = 256
+# [T, T] numbers for every sublayer, and pairs of sizes where no norm makes them one: 0.3 s a layer at most
+_LONGEST = 128
 # of what reaches the end, a token has 1/T where the outputs are as many as the tokens; twice that is another kind
 _ALIKE = 2.0
 
@@ -172,7 +172,7 @@ class _StackReader:
                 input_gain=entering.outer,
                 branch_gain=leaving.outer,
                 skip_gain=skip if number == 0 else 1.0,
-                parallel=len(values) > 1,
+                parallel=number > 0,
             )
             made.append(each)
         return made
