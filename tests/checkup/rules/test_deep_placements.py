@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 import normwise as nw
 from normwise.checkup import Finding
-from normwise.checkup.rules import deep_post_norm_no_warmup, norm_input_collapse, spike_attribution
+from normwise.checkup.rules import (
+    deep_post_norm_no_warmup,
+    gradient_imbalance,
+    norm_input_collapse,
+    residual_profile,
+    spike_attribution,
+)
 from tests.checkup.rules.judging import findings, severities, why_not
 
 H = 16
@@ -290,3 +296,17 @@ def test_watching_a_step_leaves_no_hooks_and_no_gradients() -> None:
         warnings.simplefilter("error")
         assert findings("DYN001", model, X, train_step=step) == []
     assert all(p.grad is None and not p._backward_hooks for p in model.parameters())
+
+
+def test_an_imbalance_says_how_alike_the_tokens_end() -> None:
+    target = gradient_imbalance.bad()
+    (found,) = findings("DYN001", target.model, *target.args, train_step=target.train_step)
+    rows = nw.check(target.model, target.args).profile
+    assert found.evidence["token_cosine_at_the_end"] == pytest.approx(rows[-1].token_cosine)
+    assert found.evidence["placement"] == "pre"
+
+
+def test_a_jump_says_the_gain_of_the_branch_that_made_it() -> None:
+    target = residual_profile.bad()
+    (found,) = findings("PLC007", target.model, *target.args)
+    assert found.evidence["branch_gain"] == pytest.approx(found.evidence["branch_rms"] ** 2)

@@ -98,6 +98,7 @@ EVIDENCE_ZH = {
     "biases": "偏移",
     "biases_not_scaled": "未随之缩放的偏移",
     "blocks": "块数",
+    "branch_gain": "分支增益 v",
     "branch_over_stream": "分支 / 残差流",
     "buffers": "缓冲区",
     "calls": "调用次数",

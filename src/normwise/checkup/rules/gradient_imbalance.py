@@ -115,7 +115,8 @@ def _finding(facts: Facts, index: int, ratios: dict[int, float]) -> Finding:
             "metric": "relative_gradient_largest_over_smallest",
             "value": spread,
             "floor": SPREAD,
-            "placement": str(stack.kind),
+            "placement": stack.name or str(stack.kind),
+            "token_cosine_at_the_end": _cosine(facts, index),
             "blocks": stack.depth,
             "relative_gradient_by_block": {str(k): v for k, v in sorted(ratios.items())},
         },
@@ -124,6 +125,15 @@ def _finding(facts: Facts, index: int, ratios: dict[int, float]) -> Finding:
             "按深度比较分支与残差流；更小的初始分支、另一种归一化位置或预热可以使其均衡。",
         ),
     )
+
+
+def _cosine(facts: Facts, index: int) -> float | None:
+    """Return how alike the tokens are where the stream ends; in a collapsed stack queries and keys get no gradient."""
+    try:
+        rows = [row for row in facts.profile if row.stack == index]
+    except NotKnown:
+        return None
+    return rows[-1].token_cosine if rows else None
 
 
 class _Block(nn.Module):

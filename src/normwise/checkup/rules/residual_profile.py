@@ -102,6 +102,7 @@ def _finding(largest: tuple[float, ProfileRow, ProfileRow], rows: list[ProfileRo
             "rms_before": before.residual_rms,
             "rms_after": after.residual_rms,
             "branch_rms": after.branch_rms,
+            "branch_gain": after.branch_gain,
             "sublayer": after.sublayer,
             "sublayers": len(rows),
         },
