@@ -24,7 +24,7 @@ _CONSTANTS = ("input_scale", "skip_scale", "branch_scale")
 _FLAGS = ("before", "after_branch", "after_add", "inner", "parallel", "shares_norm", "adds_block_input")
 # A standard deviation of n numbers strays by 1 / sqrt(2n), relative: of hundreds of matrices one may by 4 of these.
 _SIGMAS = 4
-_LAYERS = 3  # below, the gains of two placements are too near
+_LAYERS = 2  # of one layer, gains that go with depth are 1
 
 
 @dataclass(frozen=True, slots=True)
