@@ -8,7 +8,7 @@ from torch import nn
 
 import normwise as nw
 from normwise import models, placements
-from normwise.facts.naming import MatrixGain, Seen, named, with_initial_gains
+from normwise.facts.naming import MatrixGain, Wired, named, with_initial_gains
 from normwise.facts.records import Stack
 from normwise.spec import Gain, Wiring
 
@@ -30,10 +30,10 @@ def stacks(model: nn.Module, *inputs: torch.Tensor) -> tuple[Stack, ...]:
     return nw.check(model, inputs, effort="read").placement.stacks
 
 
-def seen(name: str, depth: int) -> list[Seen]:
+def seen(name: str, depth: int) -> list[Wired]:
     wired = placements.get(name)
     each = ("attention",) if wired.wire(0, depth).parallel else ("attention", "mlp")
-    return [Seen(wired.wire(layer, depth, sublayer=s), layer, s) for layer in range(depth) for s in each]
+    return [Wired(wired.wire(layer, depth, sublayer=s), layer, s) for layer in range(depth) for s in each]
 
 
 @pytest.mark.parametrize("depth", [2, 4, *(pytest.param(depth, marks=pytest.mark.slow) for depth in (12, 48))])
@@ -112,10 +112,10 @@ def test_half_steps_in_every_second_sublayer_are_no_residual_multiplier() -> Non
 
 def test_a_few_odd_adds_do_not_take_a_name_away() -> None:
     many = seen("deep-norm", 12)
-    many[0] = Seen(Wiring(after_add=True, inner=True, skip_scale=many[0].wiring.skip_scale), 0, "attention")
+    many[0] = Wired(Wiring(after_add=True, inner=True, skip_scale=many[0].wiring.skip_scale), 0, "attention")
     assert named(many, 12, "post", summed_twice=False) == "deep-norm"
     many[1:5] = [
-        Seen(Wiring(before=True, skip_scale=each.wiring.skip_scale), each.layer, each.sublayer) for each in many[1:5]
+        Wired(Wiring(before=True, skip_scale=each.wiring.skip_scale), each.layer, each.sublayer) for each in many[1:5]
     ]
     assert named(many, 12, "post", summed_twice=False) is None
 
@@ -130,7 +130,7 @@ def test_one_block_is_named_by_its_kind(plain: str) -> None:
 def test_a_stack_without_attention_has_no_placement_that_needs_it() -> None:
     bare, inner = Wiring(), Wiring(before=True, inner=True)
     for wiring, plain in (bare, "none"), (inner, "pre"):
-        found = named([Seen(wiring, layer, "mlp") for layer in range(6)], 6, plain, summed_twice=False)
+        found = named([Wired(wiring, layer, "mlp") for layer in range(6)], 6, plain, summed_twice=False)
         assert found in (plain, "sub-ln")
 
 
@@ -151,7 +151,7 @@ def test_weights_that_cannot_be_read_end_no_map() -> None:
 
 def test_one_learned_number_is_no_layer_scale() -> None:
     found = [
-        Seen(Wiring(before=True, branch_gain=Gain()), layer, s) for layer in range(6) for s in ("attention", "mlp")
+        Wired(Wiring(before=True, branch_gain=Gain()), layer, s) for layer in range(6) for s in ("attention", "mlp")
     ]
     assert named(found, 6, "pre", summed_twice=False) is None
 

@@ -29,7 +29,6 @@ def matrix_gains(facts: Facts, index: int) -> tuple[MatrixGain, ...]:
         return ()
     heads, graph, placed = AttentionOperands(facts.flow), facts.graph, facts.placed
     tensors, adds = facts.parameters, placed.streams[index].adds
-    order = {layer: i for i, layer in enumerate(sorted({placed.layers[add.index] for add in adds}))}
     found: dict[str, MatrixGain] = {}
     for add in adds:
         for op in (graph.ops[o] for o in add.region):
@@ -44,7 +43,7 @@ def matrix_gains(facts: Facts, index: int) -> tuple[MatrixGain, ...]:
                 spread = None if tensor is None or tensor.dim() != 2 or tensor.numel() < 2 else _spread(tensor)
                 if tensor is not None and spread is not None:
                     gain = spread * (sum(tensor.shape) / 2) ** 0.5
-                    found[name] = MatrixGain(order[placed.layers[add.index]], gain, tensor.numel())
+                    found[name] = MatrixGain(placed.layers[add.index], gain, tensor.numel())
     return tuple(found.values())
 
 

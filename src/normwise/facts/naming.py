@@ -14,7 +14,7 @@ from normwise import placements
 from normwise.placements import Placement
 from normwise.spec import Gain, Wiring
 
-__all__ = ["SHARE", "MatrixGain", "Seen", "has_twins", "named", "with_initial_gains"]
+__all__ = ["SHARE", "MatrixGain", "Wired", "has_twins", "named", "with_initial_gains"]
 
 # a stack is named after a signature, or a placement, only if this share of its adds has it (DESIGN 5)
 SHARE = 0.85
@@ -28,7 +28,7 @@ _LAYERS = 2  # of one layer, gains that go with depth are 1
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Wired:
     """A sublayer as it was found."""
 
     wiring: Wiring
@@ -36,7 +36,7 @@ class Seen:
     sublayer: str  # one of ``placements.SUBLAYERS``
 
 
-def named(seen: Sequence[Seen], depth: int, plain: str, *, summed_twice: bool) -> str | None:
+def named(seen: Sequence[Wired], depth: int, plain: str, *, summed_twice: bool) -> str | None:
     """Return the placement of a stack of ``depth`` layers, or None where none fits.
 
     Of several that fit, ``plain`` is named, that of the stack's kind: at depth 1 constants that go with depth are 1.
@@ -52,7 +52,7 @@ def named(seen: Sequence[Seen], depth: int, plain: str, *, summed_twice: bool) -
     return fits[0].name if fits else None
 
 
-def _fits(placement: Placement, seen: Sequence[Seen], depth: int) -> bool:
+def _fits(placement: Placement, seen: Sequence[Wired], depth: int) -> bool:
     wanted = [placement.wire(each.layer, depth, sublayer=each.sublayer) for each in seen]
     alike = sum(_alike(want, each.wiring) for want, each in zip(wanted, seen, strict=True))
     shown = {_flags(want) for want in wanted}

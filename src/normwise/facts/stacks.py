@@ -10,7 +10,7 @@ from normwise.facts import vocabulary as ops
 from normwise.facts.attention import AttentionOperands
 from normwise.facts.chains import Chain, Residual
 from normwise.facts.flow import Flow
-from normwise.facts.naming import SHARE, Seen, named
+from normwise.facts.naming import SHARE, Wired, named
 from normwise.facts.norms import NormCall
 from normwise.facts.records import Place, Stack, StackKind, Sublayer
 from normwise.facts.streams import Stream, Streams
@@ -72,15 +72,14 @@ class StackReader:
 
     def _name(self, kind: StackKind, stream: Stream, members: tuple[Sublayer, ...], depth: int) -> str | None:
         """Return the placement where it says more than the kind."""
-        order = {layer: i for i, layer in enumerate(sorted({self.layers[add.index] for add in stream.adds}))}
-        seen: list[Seen] = []
+        seen: list[Wired] = []
         attended = set[int]()
         for add, member in zip(stream.adds, members, strict=True):
-            layer, what = order[self.layers[add.index]], "mlp"
+            layer, what = self.layers[add.index], "mlp"
             if "attention" in member.branch:
                 what = "cross" if layer in attended else "attention"
                 attended.add(layer)
-            seen.append(Seen(member.wiring, layer, what))
+            seen.append(Wired(member.wiring, layer, what))
         plain = kind.replace("_", "-")
         name = named(seen, depth, plain, summed_twice=self._summed_twice(stream))
         return None if name == plain else name

@@ -8,7 +8,8 @@
     The same with stats [2, outer, length] (mean, rstd) of a centred norm, else [1, outer, length] (rstd), where
     outer and length are the products of the axes before and after; in float32 (float64 for float64).
 ``norm_channels_backward``
-    Gradients of x, weight and bias; ``needs`` as for ``norm_rows_backward``.
+    Gradients of x, weight and bias; ``needs`` as for ``norm_rows_backward``, but a gain
+    or bias that is not needed comes back empty.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@
     The same with stats [3, N, groups] in float32 (float64 for float64): a pivot, what the mean is beyond it, and
     rstd; with ``variance`` a fourth row, the variance.
 ``norm_groups_backward``
-    Gradients of x, weight and bias; ``needs`` as for ``norm_rows_backward``.
+    Gradients of x, weight and bias; ``needs`` as for ``norm_rows_backward``, but a gain
+    or bias that is not needed comes back empty.
 """
 
 from __future__ import annotations

@@ -61,15 +61,13 @@ def attempt(
     return known[1](x, weight, bias, residual)
 
 
-def short_way(spec: NormSpec, size: Any) -> Way:
+def short_way(spec: NormSpec, size: int) -> Way:
     """Return the function of (x, weight, bias, residual) that ``attempt`` calls, for callers who keep it.
 
     It is one function with all it needs at hand, for each further call of a function takes its time too.
     """
     plan = cpu.plan_of(spec)
-    if not (_COMPILED and type(plan) is RowPlan and plan.axes == 1 and plan.half is None) or type(size) is not int:
-        return _none
-    if size < 2:
+    if not (_COMPILED and type(plan) is RowPlan and plan.axes == 1 and plan.half is None and size > 1):
         return _none
     of_double, with_bias, with_residual = spec.eps is not None, spec.cast is not Cast.BEFORE_WEIGHT, True
     code = plan.code | Code.CHECKED | (Code.ONE_GAIN if spec.weight is Weight.SCALAR else 0)

@@ -173,8 +173,11 @@ def norm_rows_backward(
     _check(code, size, x, (dy, dsum), (weight,))
     of_weight = torch.float32 if weight is None else weight.dtype
     dx = x.new_empty(x.shape) if needs & 1 else None
-    dweight, dbias = (x.new_zeros(size, dtype=of_weight) if needs & bit else None for bit in (2, 4))
+    dweight, dbias = (x.new_empty(size, dtype=of_weight) if needs & bit else None for bit in (2, 4))
     if x.numel() == 0:
+        for each in (dweight, dbias):
+            if each is not None:
+                each.zero_()
         return dx, dweight, dbias
     meaning: dict[str, Any] = {
         "CENTER": Code.kind(code) in _CENTERED,
