@@ -1,0 +1,105 @@
+"""Conversions: changes of a model's norms with a proof that the function is the same, or a refusal with the reasons.
+
+A conversion is one file with a docstring (its page) and ``plan(facts, **options) -> Plan``. The plan is data: it is
+applied to a copy of the model, to a state dict, or to a checkpoint shard by shard.
+"""
+
+from __future__ import annotations
+
+import copy
+from difflib import get_close_matches
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from normwise._parts import collect
+from normwise.conversions._apply import apply_to_model as apply_to_model
+from normwise.conversions._apply import apply_to_state as apply_to_state
+from normwise.conversions._converted import Converted as Converted
+from normwise.conversions._plan import Change as Change
+from normwise.conversions._plan import Plan as Plan
+from normwise.conversions._plan import Recipe as Recipe
+from normwise.conversions._plan import Refusal as Refusal
+from normwise.conversions._plan import Step as Step
+from normwise.conversions.proof import Proof as Proof
+from normwise.conversions.proof import prove as prove
+from normwise.errors import ConversionRefused
+from normwise.facts.facts import Facts
+from normwise.targets import Target, target
+
+__all__ = [
+    "Change",
+    "Converted",
+    "Plan",
+    "Proof",
+    "Recipe",
+    "Refusal",
+    "Step",
+    "apply_to_model",
+    "apply_to_state",
+    "convert",
+    "get",
+    "names",
+    "plan",
+    "prove",
+]
+
+_CONVERSIONS = collect(globals(), needs=("plan",))
+_CONVERSIONS.pop("proof", None)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the conversions, in alphabetical order."""
+    return tuple(_CONVERSIONS)
+
+
+def get(name: str) -> ModuleType:
+    """Return a conversion by its name; underscores are hyphens.
+
+    Raises:
+        ValueError: no such conversion; the nearest name is given.
+    """
+    asked = name.lower().replace("_", "-")
+    if asked not in _CONVERSIONS:
+        near = get_close_matches(asked, _CONVERSIONS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(_CONVERSIONS)}"
+        raise ValueError(f"no conversion is called {name!r}: {hint}")
+    return _CONVERSIONS[asked]
+
+
+def plan(name: str, model: str | nn.Module | Target, inputs: Any = None, **options: Any) -> Plan:
+    """Return what a conversion would do to a model, without doing it; a model without storage will do.
+
+    Args:
+        name: of the conversion.
+        model: a module, a Target, or any TARGET string.
+        inputs: one call's inputs, as for ``nw.check``.
+        options: of the conversion.
+
+    Raises:
+        ValueError: no such conversion, or an option it does not take.
+    """
+    return get(name).plan(Facts(target(model, inputs), effort="full"), **options)
+
+
+def convert(name: str, model: str | nn.Module | Target, inputs: Any = None, **options: Any) -> Converted:
+    """Convert a copy of a model and prove that its function is the same.
+
+    Args:
+        name: of the conversion.
+        model: a module, a Target, or any TARGET string.
+        inputs: one call's inputs, as for ``nw.check``.
+        options: of the conversion.
+
+    Raises:
+        ConversionRefused: nothing can be converted, or the proof failed; it carries every reason.
+        ValueError: no such conversion, or an option it does not take.
+    """
+    found = target(model, inputs)
+    made = get(name).plan(Facts(found, effort="full"), **options)
+    if not made.changes:
+        raise ConversionRefused([str(refusal) for refusal in made.refused] or ["the model has no norm of this kind"])
+    converted = copy.deepcopy(found.model)
+    apply_to_model(made, converted)
+    return Converted(model=converted, proof=prove(made, found, converted), plan=made)
