@@ -45,8 +45,8 @@ __all__ = [
     "prove",
 ]
 
-_CONVERSIONS = collect(globals(), needs=("plan",))
-_CONVERSIONS.pop("proof", None)
+_APART = ("proof",)  # modules of this package that are no conversions
+_CONVERSIONS = collect({k: v for k, v in globals().items() if k not in _APART}, needs=("plan",))
 
 
 def names() -> tuple[str, ...]:
