@@ -1,0 +1,426 @@
+"""Where a model's residual streams can be centred: which writers absorb it, where a mean must be subtracted, for
+which norms it makes RMSNorm of LayerNorm.
+
+LN(x) = RMS(Cx), where C subtracts the mean over the features. For every value on a stream, as each module sees it,
+two questions are asked: may it differ from the original by a shift, a number a token along the feature axis (s), and
+is it centred (c). Ops that carry the axis pass both on, a LayerNorm over it forgets the shift, anything else must not
+see one. A parameter that only writes to streams is centred for nothing; anything else needs a subtraction where a
+module returns or is given the value, since only there can one be put without touching the user's code. What is best
+is a minimum cut: a norm gains 1, a subtraction costs a little more than 1.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from normwise.conversions._axes import carriers, is_zero
+from normwise.facts import vocabulary as ops
+from normwise.facts.facts import Facts
+from normwise.facts.flow import through_casts
+from normwise.facts.norms import NormCall
+from normwise.facts.sites import Site
+from normwise.graph import Graph, Op, ValueKind
+from normwise.spec import Scope, Statistic
+
+__all__ = ["Cut", "Hook", "Obstacle", "ScaledWriter", "Streams", "centred_axis"]
+
+# in thousandths of a norm: a subtraction costs more than the one that a norm saves
+_NORM, _HOOK = 1000, 1001
+# what reads a value on the host: the program may go another way
+_ASKS = frozenset({"is_nonzero", "_local_scalar_dense", "item", "equal", "allclose"})
+# takes only the shape
+_SHAPE_ONLY = frozenset(
+    {
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "full_like",
+        "new_zeros",
+        "new_ones",
+        "new_empty",
+        "new_full",
+        "rand_like",
+    }
+)
+Seen = tuple[int, int, int]
+"""A value along one axis as one call sees it: (value, axis, call)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hook:
+    """A subtraction of the mean where a module returns a value, or is given one."""
+
+    call: int
+    value: int
+    axis: int
+    output: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledWriter:
+    """A linear map whose output is multiplied by a learned vector (LayerScale) before it is added to a stream."""
+
+    op: Op  # the product
+    axis: int
+    weight: int  # value ids of the parameters
+    dim: int  # of the output features in the weight
+    bias: int | None
+    scale: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """What keeps a value from being centred, or from being shifted."""
+
+    value: int
+    op: Op | None
+    kind: str  # "writer", "reader", "output", "leaf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What is centred."""
+
+    norms: tuple[Site, ...]
+    hooks: tuple[Hook, ...]
+    parameters: tuple[tuple[int, int], ...]  # value id and axis
+    scaled: tuple[ScaledWriter, ...]
+
+
+def centred_axis(norm: NormCall) -> int | None:
+    """Return the one axis of a LayerNorm, of any divisor and eps, or None."""
+    spec = norm.spec
+    if spec is None or not spec.center or spec.scope is not Scope.HIDDEN or len(spec.axes) != 1 or spec.running:
+        return None
+    if spec.statistic is not Statistic.VARIANCE or spec.partial != 1 or spec.weight_on_input:
+        return None
+    return spec.axes[0]
+
+
+def _forgets_the_mean(norm: NormCall) -> bool:
+    """Whether what a LayerNorm returns has a mean of zero: it has neither gain nor shift."""
+    spec = norm.spec
+    return spec is not None and spec.weight == "none" and not spec.bias and spec.modulation == "none"
+
+
+@dataclass(slots=True)
+class _Program:
+    """Yes-or-no questions with implications and costs, answered by a minimum cut (label yes = the sink's side)."""
+
+    edges: dict[tuple[object, object], int | None] = field(default_factory=dict)  # None: infinite
+
+    def implies(self, a: object, b: object) -> None:
+        """If a then b."""
+        if a != b:
+            self.edges[b, a] = None
+
+    def no(self, a: object) -> None:
+        self.edges["no", a] = None
+
+    def costs(self, a: object, b: object, cost: int) -> None:
+        """A cost if a without b."""
+        self.edges.setdefault((b, a), cost)
+
+    def gains(self, a: object, gain: int) -> None:
+        self.edges[a, "yes"] = gain
+
+    def solved(self) -> set[object]:
+        """Return what is answered with yes, as little as possible."""
+        import networkx  # comes with torch; a quarter of a second to load
+
+        graph = networkx.DiGraph()
+        graph.add_nodes_from(("no", "yes"))
+        for (a, b), cost in self.edges.items():
+            graph.add_edge(a, b, **({} if cost is None else {"capacity": cost}))
+        _, (_, yes) = networkx.minimum_cut(graph, "no", "yes")
+        return set(yes)
+
+
+class Streams:
+    """Every stream that a LayerNorm reads, with what writes and reads it.
+
+    Args:
+        facts: of the model.
+        sites: norms that may be converted.
+        shifted_outputs: outputs of the model may be shifted by a number a token (the user's consent).
+        untie: a tied parameter may be copied where another module reads it.
+    """
+
+    def __init__(
+        self, facts: Facts, sites: Iterable[Site], *, shifted_outputs: bool = False, untie: bool = False
+    ) -> None:
+        self.facts, self.graph = facts, facts.graph
+        self.sites = tuple(sites)
+        self.shifted_outputs, self.untie = shifted_outputs, untie
+        self.live = _live(self.graph)
+        self.uses: dict[int, list[Op]] = defaultdict(list)
+        for op in self.graph.ops:
+            if op.id in self.live:
+                for value in dict.fromkeys(op.inputs):
+                    self.uses[value].append(op)
+        self.times = Counter(call.path for call in self.graph.calls)
+        self.member: dict[int, NormCall] = {}
+        for norm in facts.norm_calls.norms:
+            self.member.update(dict.fromkeys(norm.members, norm))
+        self.obstacles: dict[tuple[int, int], list[Obstacle]] = defaultdict(list)
+        self.up: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        self.down: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        self.scaled: dict[tuple[int, int], ScaledWriter] = {}
+        self.untied: dict[int, set[str]] = defaultdict(set)
+        self._hooks: dict[tuple[object, object], Hook] = {}
+        self._program = _Program()
+        self._parameters: set[tuple[int, int]] = set()
+        self._grow()
+
+    def cut(self) -> Cut:
+        """Return the best set of norms to convert."""
+        for number, site in enumerate(self.sites):
+            for norm in site.calls:
+                axis = centred_axis(norm)
+                assert axis is not None
+                self._program.implies(("norm", number), ("c", *self._seen(norm.input, axis, norm.op.call)))
+            self._program.gains(("norm", number), _NORM)
+        yes = self._program.solved()
+        return Cut(
+            norms=tuple(site for number, site in enumerate(self.sites) if ("norm", number) in yes),
+            hooks=tuple(hook for (a, b), hook in self._hooks.items() if b in yes and a not in yes),
+            parameters=tuple((v, a) for v, a in sorted(self._parameters) if ("c", v, a, -1) in yes),
+            scaled=tuple(w for (v, a), w in self.scaled.items() if ("c", v, a, w.op.call) in yes),
+        )
+
+    # -- the closure: every value on a stream -------------------------------------------------------------
+
+    def _grow(self) -> None:
+        seeds = [(n.input, a) for n in self.facts.norm_calls.norms if (a := centred_axis(n)) is not None]
+        pending, seen = deque(seeds), set(seeds)
+        while pending:
+            value, axis = pending.popleft()
+            for near in (*self._written(value, axis), *self._read(value, axis)):
+                if near not in seen:
+                    seen.add(near)
+                    pending.append(near)
+
+    def _written(self, value: int, axis: int) -> tuple[tuple[int, int], ...]:
+        """Say what a value's centring depends on; return the operands that carry it."""
+        graph, program = self.graph, self._program
+        node = self._origin(value, axis)
+        program.implies(("c", *node), ("s", *node))
+        op = graph.producer(value)
+        if op is None:
+            if self._is_writable(value):
+                self._parameters.add((value, axis))
+            else:
+                self._stands(value, axis, None, "leaf")
+            return ()
+        if self._is_centred(op, value, axis):
+            return ()
+        scaled = self._scaled_writer(op, value, axis)
+        if scaled is not None:
+            self.scaled[value, axis] = scaled
+            return ()
+        found = None if op.id in self.member else carriers(graph, op, value, axis)
+        if found is None:
+            self._stands(value, axis, op, "writer")
+            return ()
+        for operand in found:
+            at = self._seen(*operand, op.call)
+            program.implies(("c", *node), ("c", *at))
+            program.implies(("s", *at), ("s", *node))
+            self.down[operand].append((value, axis))
+        self.up[value, axis] = found
+        return found
+
+    def _stands(self, value: int, axis: int, op: Op | None, kind: str) -> None:
+        """Note that a value is not centred by itself."""
+        self.obstacles[value, axis].append(Obstacle(value=value, op=op, kind=kind))
+        self._program.no(("c", *self._origin(value, axis)))
+
+    def _is_centred(self, op: Op, value: int, axis: int) -> bool:
+        norm = self.member.get(op.id)
+        if norm is None:
+            return is_zero(op)
+        return value == norm.output and centred_axis(norm) == axis and _forgets_the_mean(norm)
+
+    def _is_writable(self, value: int) -> bool:
+        record = self.graph.values[value]
+        if record.kind not in (ValueKind.PARAM, ValueKind.BUFFER) or not record.floating or not record.names:
+            return False
+        if record.kind is ValueKind.PARAM:
+            return True
+        path, _, name = record.names[0].rpartition(".")
+        return name not in self.facts.modules[path]._non_persistent_buffers_set
+
+    def _read(self, value: int, axis: int) -> Iterator[tuple[int, int]]:
+        """Say what must not see a shift of a value; yield the results that carry it on."""
+        graph = self.graph
+        if value in graph.outputs and not self.shifted_outputs:
+            self._forbids(value, axis, 0, None, "output")
+        for op in self.uses[value]:
+            if op.short in _SHAPE_ONLY or self._is_norm_of(op, value, axis):
+                continue
+            carried = list(self._carried(op, value, axis))
+            if op.short in _ASKS or len({out for out, _ in carried}) < sum(self._matters(out) for out in op.outputs):
+                if not self._is_untied(op, value):
+                    self._forbids(value, axis, op.call, op, "reader")
+                continue
+            yield from carried
+
+    def _matters(self, value: int) -> bool:
+        return bool(self.uses[value]) or value in self.graph.outputs
+
+    def _carried(self, op: Op, value: int, axis: int) -> Iterator[tuple[int, int]]:
+        if op.id in self.member:
+            return
+        size = self.graph.values[value].shape[axis]
+        for out in op.outputs:
+            shape = self.graph.values[out].shape
+            for at in range(-1, -len(shape) - 1, -1):
+                if shape[at] != size:
+                    continue
+                found = carriers(self.graph, op, out, at)
+                if found and (value, axis) in found:
+                    yield out, at
+                    break
+
+    def _forbids(self, value: int, axis: int, call: int, op: Op | None, kind: str) -> None:
+        self.obstacles[value, axis].append(Obstacle(value=value, op=op, kind=kind))
+        self._program.no(("s", *self._seen(value, axis, call)))
+
+    def _is_norm_of(self, op: Op, value: int, axis: int) -> bool:
+        """Whether an op belongs to a LayerNorm over the axis of this very value."""
+        norm = self.member.get(op.id)
+        if norm is None:
+            return False
+        source = through_casts(self.facts.flow, norm.input)
+        return centred_axis(norm) == axis and through_casts(self.facts.flow, value) == source
+
+    def _is_untied(self, op: Op, value: int) -> bool:
+        """Whether a reader of a tied parameter can have a copy of its own."""
+        names = self.graph.values[value].names
+        own = next((n for n in names if n.rpartition(".")[0] == self.graph.path(op)), None)
+        if not self.untie or own is None or len(names) < 2:
+            return False
+        self.untied[value].add(own)
+        return True
+
+    def _scaled_writer(self, op: Op, value: int, axis: int) -> ScaledWriter | None:
+        """Read a product of a linear map's output with a learned vector, all of it used here only."""
+        if op.short not in ops.MUL or len(op.inputs) != 2:
+            return None
+        for source, factor in (op.inputs, op.inputs[::-1]):
+            scale = self._parameter_behind(factor)
+            if scale is None or self.graph.values[scale].numel != self.graph.values[value].shape[axis]:
+                continue
+            found = self._linear_behind(source, axis)
+            if found is not None and self.graph.values[scale].numel > 1:
+                weight, dim, bias = found
+                return ScaledWriter(op=op, axis=axis, weight=weight, dim=dim, bias=bias, scale=scale)
+        return None
+
+    def _parameter_behind(self, value: int) -> int | None:
+        while len(self.uses[value]) == 1:
+            op = self.graph.producer(value)
+            if op is None:
+                return value if self.graph.values[value].kind is ValueKind.PARAM else None
+            if op.short not in ops.VIEW or len(op.inputs) != 1:
+                return None
+            value = op.inputs[0]
+        return None
+
+    def _linear_behind(self, value: int, axis: int) -> tuple[int, int, int | None] | None:
+        """Return weight, its axis of outputs, and bias of the linear map whose output this is, if nobody else reads it."""
+        while len(self.uses[value]) == 1 and (op := self.graph.producer(value)) is not None:
+            found = carriers(self.graph, op, value, axis) if op.id not in self.member else None
+            if not found:
+                return None
+            own = [self.graph.values[v].kind is ValueKind.PARAM and len(self.uses[v]) == 1 for v, _ in found]
+            vectors = [v for v, _ in found if len(self.graph.values[v].shape) == 1]
+            weights = [(v, a) for v, a in found if len(self.graph.values[v].shape) > 1]
+            if all(own) and len(weights) == 1 and len(vectors) < 2:
+                return (*weights[0], vectors[0] if vectors else None)
+            if len(found) != 1:
+                return None
+            value, axis = found[0]
+        return None
+
+    # -- who sees a value, and where a mean can be subtracted in between -------------------------------------
+
+    def _origin(self, value: int, axis: int) -> Seen:
+        op = self.graph.producer(value)
+        if op is not None:
+            return value, axis, op.call
+        learned = self.graph.values[value].kind in (ValueKind.PARAM, ValueKind.BUFFER)
+        return value, axis, -1 if learned else 0
+
+    def _seen(self, value: int, axis: int, call: int) -> Seen:
+        """Return a value as the body of a call sees it, behind every place where a mean could be subtracted."""
+        at = self._origin(value, axis)[2]
+        if at < 0:
+            return value, axis, -1
+        for through, output in self._steps(at, call):
+            if self._can_hook(value, through, output):
+                seen = self.graph.calls[through].parent if output else through
+                self._hookable(value, axis, at, seen, Hook(call=through, value=value, axis=axis, output=output))
+                at = seen
+        return value, axis, at
+
+    @functools.cache  # noqa: B019 - the object lives as long as one plan is made
+    def _steps(self, start: int, end: int) -> tuple[tuple[int, bool], ...]:
+        """Return the calls left (True) and entered (False) between the bodies of two calls."""
+        outer = [call.id for call in self.graph.ancestors(start)]
+        inner = [call.id for call in self.graph.ancestors(end)]
+        common = next(call for call in outer if call in inner)
+        left = [(call, True) for call in outer[: outer.index(common)]]
+        return (*left, *((call, False) for call in reversed(inner[: inner.index(common)])))
+
+    def _can_hook(self, value: int, call: int, output: bool) -> bool:
+        record = self.graph.calls[call]
+        given, returned = value in record.inputs, value in record.outputs
+        return self.times[record.path] == 1 and (returned if output else given) and given != returned
+
+    def _hookable(self, value: int, axis: int, before: int, behind: int, hook: Hook) -> None:
+        a, b = (value, axis, before), (value, axis, behind)
+        program = self._program
+        program.implies(("s", *a), ("s", *b))
+        program.implies(("c", *a), ("c", *b))
+        program.implies(("c", *b), ("s", *b))
+        program.costs(("c", *b), ("c", *a), _HOOK)
+        self._hooks[("c", *a), ("c", *b)] = hook
+
+    # -- reasons ----------------------------------------------------------------------------------------------
+
+    def nearest(self, value: int, axis: int) -> list[Obstacle]:
+        """Return what stands nearest in the way: readers behind a value, else whatever is on the way back."""
+        behind = self._first(value, axis, lambda node: self.down.get(node, ()))
+        shifted = [obstacle for obstacle in behind if obstacle.kind in ("reader", "output")]
+        return shifted or self._first(value, axis, lambda node: self.up.get(node, ()))
+
+    def _first(
+        self, value: int, axis: int, further: Callable[[tuple[int, int]], Iterable[tuple[int, int]]]
+    ) -> list[Obstacle]:
+        ring, seen = [(value, axis)], {(value, axis)}
+        while ring:
+            found = [obstacle for node in ring for obstacle in self.obstacles.get(node, ())]
+            if found:
+                return found
+            ring = list(dict.fromkeys(n for node in ring for n in further(node) if n not in seen))
+            seen.update(ring)
+        return []
+
+
+def _live(graph: Graph) -> set[int]:
+    """Return the ops on which an output of the model, or a decision of its code, depends."""
+    pending = [v for v in graph.outputs] + [v for op in graph.ops if op.short in _ASKS for v in op.inputs]
+    live, seen = {op.id for op in graph.ops if op.short in _ASKS}, set(pending)
+    while pending:
+        op = graph.producer(pending.pop())
+        if op is None or op.id in live:
+            continue
+        live.add(op.id)
+        fresh = [v for v in op.inputs if v not in seen]
+        seen.update(fresh)
+        pending.extend(fresh)
+    return live
