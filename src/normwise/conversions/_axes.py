@@ -31,13 +31,20 @@ _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros", "zero"})
 _LARGEST_PROBE = 2**22  # elements of a view that is run on an index
 # linear in space, each channel by itself
 _SPATIAL = frozenset(
-    {
-        "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
-        "avg_pool1d", "avg_pool2d", "avg_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
-        "upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
-        "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
-    }
-)  # fmt: skip
+    [
+        *(
+            "adaptive_avg_pool1d",
+            "adaptive_avg_pool2d",
+            "adaptive_avg_pool3d",
+            "avg_pool1d",
+            "avg_pool2d",
+            "avg_pool3d",
+        ),
+        *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+        *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d"),
+        *("upsample_bicubic2d", "upsample_trilinear3d"),
+    ]
+)
 
 
 def carriers(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:

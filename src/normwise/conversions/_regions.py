@@ -14,9 +14,11 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from normwise.conversions._axes import carriers, is_zero
+from normwise.conversions._edits import centrings
+from normwise.conversions._questions import Questions
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts
 from normwise.facts.flow import through_casts
@@ -77,7 +79,7 @@ class Obstacle:
 
     value: int
     op: Op | None
-    kind: str  # "writer", "reader", "output", "leaf"
+    kind: str  # "writer", "leaf": not centred by itself; "reader", "output", "hook": must not see a shift
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,39 +108,6 @@ def _forgets_the_mean(norm: NormCall) -> bool:
     return spec is not None and spec.weight == "none" and not spec.bias and spec.modulation == "none"
 
 
-@dataclass(slots=True)
-class _Program:
-    """Yes-or-no questions with implications and costs, answered by a minimum cut (label yes = the sink's side)."""
-
-    edges: dict[tuple[object, object], int | None] = field(default_factory=dict)  # None: infinite
-
-    def implies(self, a: object, b: object) -> None:
-        """If a then b."""
-        if a != b:
-            self.edges[b, a] = None
-
-    def no(self, a: object) -> None:
-        self.edges["no", a] = None
-
-    def costs(self, a: object, b: object, cost: int) -> None:
-        """A cost if a without b."""
-        self.edges.setdefault((b, a), cost)
-
-    def gains(self, a: object, gain: int) -> None:
-        self.edges[a, "yes"] = gain
-
-    def solved(self) -> set[object]:
-        """Return what is answered with yes, as little as possible."""
-        import networkx  # comes with torch; a quarter of a second to load
-
-        graph = networkx.DiGraph()
-        graph.add_nodes_from(("no", "yes"))
-        for (a, b), cost in self.edges.items():
-            graph.add_edge(a, b, **({} if cost is None else {"capacity": cost}))
-        _, (_, yes) = networkx.minimum_cut(graph, "no", "yes")
-        return set(yes)
-
-
 class Streams:
     """Every stream that a LayerNorm reads, with what writes and reads it.
 
@@ -165,13 +134,14 @@ class Streams:
         self.member: dict[int, NormCall] = {}
         for norm in facts.norm_calls.norms:
             self.member.update(dict.fromkeys(norm.members, norm))
+        self.hooked = self._seen_by_hooks()
         self.obstacles: dict[tuple[int, int], list[Obstacle]] = defaultdict(list)
         self.up: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
         self.down: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         self.scaled: dict[tuple[int, int], ScaledWriter] = {}
         self.untied: dict[int, set[str]] = defaultdict(set)
         self._hooks: dict[tuple[object, object], Hook] = {}
-        self._program = _Program()
+        self._program = Questions()
         self._parameters: set[tuple[int, int]] = set()
         self._grow()
 
@@ -258,6 +228,8 @@ class Streams:
         graph = self.graph
         if value in graph.outputs and not self.shifted_outputs:
             self._forbids(value, axis, 0, None, "output")
+        for call in self.hooked.get(value, ()):
+            self._forbids(value, axis, call, None, "hook")
         for op in self.uses[value]:
             if op.short in _SHAPE_ONLY or self._is_norm_of(op, value, axis):
                 continue
@@ -267,6 +239,18 @@ class Streams:
                     self._forbids(value, axis, op.call, op, "reader")
                 continue
             yield from carried
+
+    def _seen_by_hooks(self) -> dict[int, list[int]]:
+        """Return the values that hooks of the user see, with the calls around which they see them."""
+        seen: dict[int, list[int]] = defaultdict(list)
+        for call in self.graph.calls:
+            module = self.facts.modules.get(call.path)
+            ours = set() if module is None else set(centrings(module))
+            hooks = () if module is None else (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+            if any(hook not in ours for hook in hooks):
+                for value in (*call.inputs, *call.outputs):
+                    seen[value].append(call.parent)
+        return seen
 
     def _matters(self, value: int) -> bool:
         return bool(self.uses[value]) or value in self.graph.outputs
@@ -331,7 +315,7 @@ class Streams:
         return None
 
     def _linear_behind(self, value: int, axis: int) -> tuple[int, int, int | None] | None:
-        """Return weight, its axis of outputs, and bias of the linear map whose output this is, if nobody else reads it."""
+        """Return weight, its axis of outputs, and bias of the linear map behind a value, if nobody else reads it."""
         while len(self.uses[value]) == 1 and (op := self.graph.producer(value)) is not None:
             found = carriers(self.graph, op, value, axis) if op.id not in self.member else None
             if not found:
@@ -395,7 +379,7 @@ class Streams:
     def nearest(self, value: int, axis: int) -> list[Obstacle]:
         """Return what stands nearest in the way: readers behind a value, else whatever is on the way back."""
         behind = self._first(value, axis, lambda node: self.down.get(node, ()))
-        shifted = [obstacle for obstacle in behind if obstacle.kind in ("reader", "output")]
+        shifted = [obstacle for obstacle in behind if obstacle.kind not in ("writer", "leaf")]
         return shifted or self._first(value, axis, lambda node: self.up.get(node, ()))
 
     def _first(
@@ -413,7 +397,7 @@ class Streams:
 
 def _live(graph: Graph) -> set[int]:
     """Return the ops on which an output of the model, or a decision of its code, depends."""
-    pending = [v for v in graph.outputs] + [v for op in graph.ops if op.short in _ASKS for v in op.inputs]
+    pending = [*graph.outputs, *(v for op in graph.ops if op.short in _ASKS for v in op.inputs)]
     live, seen = {op.id for op in graph.ops if op.short in _ASKS}, set(pending)
     while pending:
         op = graph.producer(pending.pop())

@@ -29,9 +29,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 from normwise.conversions._axes import carriers
-from normwise.conversions._edits import CentreInput, CentreOutput, Edit, SwapNorm, Untie, centrings
+from normwise.conversions._edits import CentreInput, CentreOutput, Edit, SwapNorm, Untie
 from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step
-from normwise.conversions._regions import Cut, Hook, Obstacle, Streams, centred_axis
+from normwise.conversions._regions import Cut, Hook, Streams, centred_axis
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts
 from normwise.facts.norms import NormCall
@@ -222,50 +222,30 @@ def _notes(streams: Streams, cut: Cut) -> Iterator[str]:
 
 def _why(streams: Streams, site: Site) -> Refusal:
     """Say what keeps the stream of a norm from being centred."""
-    norm = site.calls[0]
+    norm, row = site.calls[0], site.row
     axis = centred_axis(norm)
     assert axis is not None
     obstacles = streams.nearest(norm.input, axis)
-    if not obstacles:
-        return Refusal(
-            path=site.row.path,
-            why="the subtractions its stream needs would cost as much as they save",
-            source=site.row.source,
-        )
-    if _is_already(streams, norm.input):
-        return Refusal(path=site.row.path, why="its stream is centred already, by an earlier conversion")
-    reader = next((o for o in obstacles if o.kind in ("reader", "output")), None)
-    obstacle = reader or obstacles[0]
-    return _refusal(streams, site, obstacle)
-
-
-def _is_already(streams: Streams, value: int) -> bool:
-    op = streams.graph.producer(value)
-    path = streams.graph.path(op) if op is not None else None
-    return (
-        path is not None and path in streams.facts.modules and any(True for _ in centrings(streams.facts.modules[path]))
-    )
-
-
-def _refusal(streams: Streams, site: Site, obstacle: Obstacle) -> Refusal:
-    graph, op = streams.graph, obstacle.op
-    at = {"op": op.short if op else None, "source": str(op.source) if op and op.source else site.row.source}
-    place = graph.path(op) if op is not None else ""
-    match obstacle.kind:
-        case "output":
-            why = "its stream is an output of the model, which would shift by a number a token"
-            unblock = 'consent to it with consent=("hidden-states",), --consent hidden-states'
-        case "reader":
-            norm = streams.member.get(op.id) if op else None
-            what = "a norm that keeps the mean" if norm is not None else "what is no LayerNorm"
-            why = f"its stream is also read by {what}, in {place or 'the model itself'}"
-            unblock = None
-        case "writer":
-            norm = streams.member.get(op.id) if op else None
-            what = "a norm, whose gain gives every token a mean of its own" if norm else "what cannot absorb the mean"
-            why = f"its stream is written by {what}, in {place or 'the model itself'}; a subtraction would cost what it saves"
-            unblock = None
-        case _:
-            why = "its stream starts from a tensor that is no parameter; a subtraction would cost what it saves"
-            unblock = None
-    return Refusal(path=site.row.path, why=why, unblock=unblock, **at)
+    obstacle = next((o for o in obstacles if o.kind not in ("writer", "leaf")), obstacles[0] if obstacles else None)
+    op = obstacle.op if obstacle is not None else None
+    place = (streams.graph.path(op) or "the model itself") if op is not None else "the model itself"
+    normed = next((o.op for o in obstacles if o.kind == "writer" and o.op and o.op.id in streams.member), None)
+    unblock = None
+    if normed is not None and (obstacle is None or obstacle.kind in ("reader", "writer")):
+        op, place = normed, streams.graph.path(normed)
+        why = f"its stream holds the output of another norm, {place}, whose gain gives every token a mean of its own"
+    elif obstacle is None:
+        why = "its stream needs as many subtractions of a mean as they would save"
+    elif obstacle.kind == "output":
+        why = "its stream is an output of the model, which would shift by a number a token"
+        unblock = 'consent with consent=("hidden-states",), --consent hidden-states'
+    elif obstacle.kind == "hook":
+        why, unblock = "its stream is seen by a forward hook", "remove the hook and convert again"
+    elif obstacle.kind == "reader":
+        why = f"its stream is also read by what is no LayerNorm, in {place}"
+    elif obstacle.kind == "writer":
+        why = f"its stream is written by what cannot absorb the mean, in {place}; a subtraction costs what it saves"
+    else:
+        why = "its stream starts from a tensor that is no parameter; a subtraction costs what it saves"
+    source = str(op.source) if op is not None and op.source else row.source
+    return Refusal(path=row.path, why=why, op=op.short if op else None, source=source, unblock=unblock)
