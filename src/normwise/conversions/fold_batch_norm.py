@@ -1,0 +1,324 @@
+"""Fold batch norms into the layers beside them
+
+In eval mode a BatchNorm with running statistics is y = s x + t by channel, with s = g / sqrt(v + eps) and
+t = b - m s. A layer before it takes it over exactly, and so does a layer behind it that pads with no zeros:
+
+    before:  W' = s W over the outputs,  c' = s c + t
+    behind:  W' = W s over the inputs,   c' = c + sum of W t
+
+Layers are linear maps and convolutions in one to three dimensions, grouped, depthwise and transposed ones included.
+Norms and layers are found in the dataflow, whatever their classes are called: frozen norms of detection models,
+norms that apply an activation (which stays), several norms in a row, and norms that reach their layer through
+flattening, transposing, or average pooling. All arithmetic is done in float64 and rounded once.
+
+A convolution behind a norm that pads with zeros sees zeros where the norm would have made t of them. Two repairs are
+exact: ``border="pad"`` pads with -t / s, which the norm sends to zero; ``border="map"`` adds the shift position by
+position, for inputs of the size of the example alone.
+
+A norm stays where another function would come out, with the reason: in training mode or without running statistics;
+where something else reads the layer's output, weight or bias, or a hook sees a value that changes; where the channels
+of the norm are not the features of the layer (a BatchNorm1d of [N, C, L] behind a Linear); where anything nonlinear
+stands between (convolution, ReLU, norm, max pooling). Under a weight norm its g is scaled; under other
+parametrisations the norm stays until they are removed.
+
+Options:
+    border: "refuse" (default), "pad" or "map", for convolutions behind a norm that pad with zeros.
+
+Raises:
+    ValueError: another ``border``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from normwise.conversions._batch_arithmetic import AddShiftMap, PadWithValue
+from normwise.conversions._batch_layers import Layer, heeds_bias, heeds_padding, is_layer, read, returns_output
+from normwise.conversions._batch_norms import BatchNorm, find, refusal
+from normwise.conversions._batch_paths import Blocked, Paths, Segment
+from normwise.conversions._edits import AddBias, Edit, Remove
+from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step
+from normwise.facts.facts import Facts
+from normwise.graph import Op
+
+__all__ = ["plan"]
+
+ZH = """将批归一化并入相邻的层
+
+在 eval 模式下，带运行统计量的 BatchNorm 按通道为 y = s x + t，其中 s = g / sqrt(v + eps)，t = b - m s。它前面的
+层可以精确地吸收它；它后面的层若不以零填充，也可以：
+
+    在前：W' 为 W 的输出乘以 s，c' = s c + t
+    在后：W' 为 W 的输入乘以 s，c' = c + W t 之和
+
+层可以是线性映射和一至三维卷积，包括分组、深度可分离与转置卷积。归一化和层从数据流中找到，与类名无关：检测模型中
+冻结的归一化、自带激活函数的归一化（激活函数保留）、连续的多个归一化，以及经展平、转置或平均池化才到达层的归一化。
+全部运算以 float64 进行，只舍入一次。
+
+归一化之后以零填充的卷积，在归一化本应给出 t 的地方看到的是零。有两种精确的修复：``border="pad"`` 以 -t / s 填充，
+归一化会把它变为零；``border="map"`` 逐位置加上平移量，只适用于示例输入的尺寸。
+
+若会改变函数，则保留归一化并给出原因：处于训练模式或没有运行统计量；层的输出、权重或偏置另有读取者，或某个 hook
+会看到改变了的值；归一化的通道不是层的特征轴（Linear 之后对 [N, C, L] 的 BatchNorm1d）；之间有非线性运算（卷积、
+ReLU、归一化、最大池化）。对 weight norm 则缩放其 g；对其他参数化，须先将其移除。
+
+选项：
+    border：``"refuse"``（默认）、``"pad"`` 或 ``"map"``，用于归一化之后以零填充的卷积。
+"""
+
+_BORDERS = ("refuse", "pad", "map")
+
+
+def plan(facts: Facts, *, border: str = "refuse") -> Plan:
+    """Return how every batch norm that can be folded is folded.
+
+    Args:
+        facts: of the model, in eval mode.
+        border: what to do where a convolution behind a norm pads with zeros: "refuse", "pad" or "map".
+
+    Raises:
+        ValueError: another ``border``.
+    """
+    if border not in _BORDERS:
+        raise ValueError(f"border={border!r} is none of {', '.join(map(repr, _BORDERS))}")
+    return _Folding(facts, border).plan()
+
+
+@dataclass(slots=True)
+class _Fold:
+    """What one layer takes over: norms in front of its input and behind its output, each with its index."""
+
+    layer: Layer
+    before: list[tuple[BatchNorm, list[int] | None]] = field(default_factory=list)
+    behind: list[tuple[BatchNorm, list[int] | None]] = field(default_factory=list)
+    border: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A layer that reads a norm, and the path from the norm's output to its input."""
+
+    op: Op
+    path: tuple[Segment, ...]
+
+
+class _Folding:
+    def __init__(self, facts: Facts, border: str) -> None:
+        self.paths, self.border = Paths(facts), border
+        self.graph = self.paths.graph
+        self.folds: dict[int, _Fold] = {}  # by the op of the layer
+        self.upward: dict[int, BatchNorm] = {}  # by output: went into the layer before it
+        self.downward: dict[int, tuple[BatchNorm, list[_Reader]]] = {}  # by input: went into the layers behind it
+        self.changes: dict[str, Change] = {}
+
+    def plan(self) -> Plan:
+        found, refused = find(self.paths)
+        reasons: dict[str, Blocked] = {}
+        for norm in found:
+            try:
+                self._into_layer_before(norm)
+            except Blocked as blocked:
+                reasons[norm.path] = blocked
+        for norm in reversed(found):
+            if norm.path in reasons:
+                try:
+                    self._into_layers_behind(norm)
+                    del reasons[norm.path]
+                except Blocked as blocked:
+                    reasons[norm.path] = _both(reasons[norm.path], blocked)
+        refused += [refusal(path, blocked) for path, blocked in reasons.items()]
+        gone = [norm for norm in found if norm.path in self.changes]
+        if not found and not refused:
+            refused.append(Refusal(path="", why="no batch norm with running statistics is left: nothing to fold"))
+        edits = [edit for fold in self.folds.values() for edit in self._edits(fold)]
+        return Plan(
+            conversion="fold-batch-norm",
+            options={"border": self.border},
+            edits=(*edits, *(Remove(path=norm.path, keys=norm.drops, keep=norm.keep) for norm in gone)),
+            recipes=tuple(recipe for fold in self.folds.values() for recipe in self._recipes(fold)),
+            changes=tuple(self.changes[norm.path] for norm in gone),
+            refused=tuple(refused),
+            ties=self._ties(gone),
+            notes=tuple(self._notes()),
+        )
+
+    # -- where a norm goes ------------------------------------------------------------------------------
+
+    def _into_layer_before(self, norm: BatchNorm) -> None:
+        """Fold a norm into the layer whose output it normalizes."""
+        op, path = self._source(norm)
+        layer = read(self.paths, op)
+        start = op.outputs[0]
+        axis = layer.axis(self.graph.values[start].shape)
+        index = self.paths.carried(start, axis, path, norm.axis)
+        if index is not None:
+            if sorted(index) != list(range(layer.outputs)):
+                raise Blocked(f"it reads a part of the channels of {layer.path}", op, "normalize them all")
+            index = sorted(range(len(index)), key=index.__getitem__)  # the norm's channel for each of the layer's
+        if layer.bias is None and not heeds_bias(self.paths, layer):
+            raise Blocked(f"{layer.path or 'the model'} takes no bias", op, "give the layer a bias")
+        self.folds.setdefault(op.id, _Fold(layer)).behind.append((norm, index))
+        self.upward[norm.output] = norm
+        self.changes[norm.path] = _change(norm, f"into {layer.path} before it")
+
+    def _source(self, norm: BatchNorm) -> tuple[Op, list[Segment]]:
+        """Return the layer that makes a norm's input, and the path from there."""
+        value, end, members = norm.input, norm.input, norm.members
+        path: list[Segment] = []
+        while True:
+            self.paths.check_unseen(value)
+            self.paths.check_read_by(value, members)
+            if value in self.upward:
+                earlier = self.upward[value]
+                path.insert(0, (value, end))
+                value, members = earlier.input, earlier.members
+                end = value
+                continue
+            op = self.graph.producer(value)
+            if op is None:
+                raise Blocked("no layer stands before it", norm.norm.op)
+            if is_layer(op):
+                return op, [(value, end), *path]
+            if not self.paths.carries(op, op.inputs[0] if op.inputs else -1):
+                raise Blocked(f"{op.short} stands between it and the layer before it", op)
+            value, members = op.inputs[0], frozenset({op.id})
+
+    def _into_layers_behind(self, norm: BatchNorm) -> None:
+        """Fold a norm into every layer that reads it."""
+        if norm.keep:
+            raise Blocked("its activation stands between it and the layers behind it", norm.norm.op)
+        readers = list(self._readers(norm.output, norm.output))
+        if not readers:
+            raise Blocked("no layer stands behind it", norm.norm.op)
+        taken = []
+        for reader in readers:
+            layer = read(self.paths, reader.op)
+            given = self.graph.values[reader.op.inputs[0]].shape
+            index = self.paths.carried(norm.output, norm.axis, reader.path, layer.axis(given))
+            self._check_takes_input(layer)
+            taken.append((layer, index))
+        for layer, index in taken:
+            fold = self.folds.setdefault(layer.op.id, _Fold(layer))
+            fold.before.insert(0, (norm, index))
+            fold.border = self.border if layer.pads else ""
+        self.downward[norm.input] = (norm, readers)
+        where = ", ".join(layer.path for layer, _ in taken)
+        how = {"pad": ", which pads with -t / s", "map": ", with a map of the shift"}
+        border = how[self.border] if any(layer.pads for layer, _ in taken) else ""
+        self.changes[norm.path] = _change(norm, f"into {where} behind it{border}")
+
+    def _readers(self, value: int, start: int) -> Iterator[_Reader]:
+        """Yield every layer that reads a value, through norms that were folded and what carries channels."""
+        self.paths.check_unseen(value)
+        for op in self.paths.readers(value):
+            later, behind = self.downward.get(value, (None, []))
+            if later is not None and op.id in later.members:
+                yield from (_Reader(r.op, ((start, value), *r.path)) for r in behind)
+                continue
+            if is_layer(op) and op.inputs[0] == value and value not in op.inputs[1:]:
+                yield _Reader(op, ((start, value),))
+            elif self.paths.carries(op, value):
+                yield from self._readers(op.outputs[0], start)
+            else:
+                raise Blocked(f"{op.short} in {self.graph.path(op) or 'the model'} reads its output", op)
+
+    def _check_takes_input(self, layer: Layer) -> None:
+        """Check that a layer can take over a norm in front of it."""
+        op = layer.op
+        if layer.weight is None:
+            raise Blocked(f"the weight of {layer.path} is computed", op, "remove its parametrisation first")
+        if layer.pads:
+            repairs = {
+                "pad": "border='pad', which pads with -t / s",
+                "map": "border='map', which adds a map of the shift for inputs of this size",
+            }
+            if layer.transposed:
+                del repairs["pad"]
+            if self.border not in repairs:
+                raise Blocked(
+                    f"{layer.path} pads with zeros, where the norm would have put its shift",
+                    op,
+                    f"choose {' or '.join(repairs.values())}",
+                )
+            heeds = heeds_padding if self.border == "pad" else returns_output
+            if not heeds(self.paths, layer):
+                raise Blocked(
+                    f"{layer.path} pads in a way of its own", op, "use a layer that pads as its attribute says"
+                )
+        if layer.bias is None and not (layer.pads and self.border == "map") and not heeds_bias(self.paths, layer):
+            raise Blocked(f"{layer.path or 'the model'} takes no bias", op, "give the layer a bias")
+
+    # -- the plan -----------------------------------------------------------------------------------------
+
+    def _edits(self, fold: _Fold) -> Iterator[Edit]:
+        layer = fold.layer
+        if layer.bias is None and (fold.behind or fold.border != "map"):
+            yield AddBias(path=layer.path, size=layer.outputs, dtype=layer.dtype)
+        if fold.border == "pad":
+            channels = self._shape(layer, layer.op.inputs[0])[0]
+            yield PadWithValue(path=layer.path, pads=layer.padding, channels=channels, dtype=layer.dtype)
+        if fold.border == "map":
+            yield AddShiftMap(path=layer.path, shape=self._shape(layer, layer.op.outputs[0]), dtype=layer.dtype)
+
+    def _recipes(self, fold: _Fold) -> Iterator[Recipe]:
+        layer = fold.layer
+        inner = {"dim": 1 - layer.output_dim, "groups": layer.groups}
+        outer = {"dim": layer.output_dim, "groups": layer.groups}
+        scaled = [*_steps("scale_by_norms", fold.before, **inner), *_steps("scale_by_norms", fold.behind, **outer)]
+        yield Recipe(keys=(layer.scaled,), steps=tuple(scaled))
+        behind = _steps("pass_through_norms", fold.behind)
+        shifted = [] if fold.border == "map" else _steps("add_shift_of_norms", fold.before, layer.weight, **inner)
+        if shifted or behind:
+            created = {} if layer.bias else {"shape": (layer.outputs,), "dtype": layer.dtype}
+            yield Recipe(keys=(layer.bias or f"{layer.path}.bias",), steps=(*shifted, *behind), **created)
+        if fold.border == "pad":
+            channels = self._shape(layer, layer.op.inputs[0])[:1]
+            steps = _steps("value_under_norms", fold.before)
+            yield Recipe(keys=(f"{layer.path}.pad_value",), steps=steps, shape=channels, dtype=layer.dtype)
+        if fold.border == "map":
+            size, (op, arguments) = self._shape(layer, layer.op.inputs[0])[1:], layer.call
+            steps = (
+                *_steps("shift_map_of_norms", fold.before, layer.weight, size=size, op=op, arguments=arguments),
+                *_steps("scale_by_norms", fold.behind, dim=0),
+            )
+            shape = self._shape(layer, layer.op.outputs[0])
+            yield Recipe(keys=(f"{layer.path}.shift_map",), steps=steps, shape=shape, dtype=layer.dtype)
+
+    def _shape(self, layer: Layer, value: int) -> tuple[int, ...]:
+        """Return channels and positions of the input or output of a convolution."""
+        return self.graph.values[value].shape[-1 - len(layer.kernel) :]
+
+    def _ties(self, gone: list[BatchNorm]) -> tuple[tuple[str, ...], ...]:
+        read_keys = {key for norm in gone for key in norm.reads}
+        return tuple(v.names for v in self.graph.values if len(v.names) > 1 and read_keys.intersection(v.names))
+
+    def _notes(self) -> Iterator[str]:
+        for fold in self.folds.values():
+            if fold.border == "map":
+                size = " x ".join(map(str, self._shape(fold.layer, fold.layer.op.inputs[0])[1:]))
+                yield f"{fold.layer.path} takes only inputs of {size} positions now."
+            if fold.border == "pad":
+                yield f"{fold.layer.path} pads with -t / s, which is large where a gain is small: mind float16."
+
+
+def _steps(
+    function: str, norms: list[tuple[BatchNorm, list[int] | None]], *reads: str | None, **numbers: Any
+) -> tuple[Step, ...]:
+    """Return one function for norms that follow each other; none where there are none."""
+    if not norms:
+        return ()
+    keys = (*(key for key in reads if key), *(key for norm, _ in norms for key in norm.reads))
+    return (Step(function=function, reads=keys, numbers={"norms": [n.numbers(i) for n, i in norms], **numbers}),)
+
+
+def _change(norm: BatchNorm, how: str) -> Change:
+    kept = f"; {norm.keep} stays in its place" if norm.keep else ""
+    return Change(path=norm.path, what="BatchNorm -> folded", how=how + kept)
+
+
+def _both(one: Blocked, other: Blocked) -> Blocked:
+    """Return why neither the layer before a norm nor those behind it can take it over."""
+    hints = dict.fromkeys(hint for hint in (one.unblock, other.unblock) if hint)
+    return Blocked(f"{one.why}, and {other.why}", one.op or other.op, ", or ".join(hints) or None)
