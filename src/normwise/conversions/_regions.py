@@ -29,8 +29,8 @@ from normwise.spec import Scope, Statistic
 
 __all__ = ["Cut", "Hook", "Obstacle", "ScaledWriter", "Streams", "centred_axis"]
 
-# in thousandths of a norm: a subtraction costs more than the one that a norm saves
-_NORM, _HOOK = 1000, 1001
+# in thousandths of a norm: a subtraction costs more than the one that a norm saves; best where the value is made
+_NORM, _AT_OUTPUT, _AT_INPUT = 1000, 1001, 1002
 # what reads a value on the host: the program may go another way
 _ASKS = frozenset({"is_nonzero", "_local_scalar_dense", "item", "equal", "allclose"})
 # takes only the shape
@@ -47,6 +47,8 @@ _SHAPE_ONLY = frozenset(
         "rand_like",
     }
 )
+# takes the shape or dtype of all but its first operand
+_LIKE = frozenset({"view_as", "reshape_as", "expand_as", "type_as"})
 Seen = tuple[int, int, int]
 """A value along one axis as one call sees it: (value, axis, call)."""
 
@@ -231,7 +233,8 @@ class Streams:
         for call in self.hooked.get(value, ()):
             self._forbids(value, axis, call, None, "hook")
         for op in self.uses[value]:
-            if op.short in _SHAPE_ONLY or self._is_norm_of(op, value, axis):
+            like = op.short in _SHAPE_ONLY or (op.short in _LIKE and op.inputs[0] != value)
+            if like or self._is_norm_of(op, value, axis):
                 continue
             carried = list(self._carried(op, value, axis))
             if op.short in _ASKS or len({out for out, _ in carried}) < sum(self._matters(out) for out in op.outputs):
@@ -371,7 +374,7 @@ class Streams:
         program.implies(("s", *a), ("s", *b))
         program.implies(("c", *a), ("c", *b))
         program.implies(("c", *b), ("s", *b))
-        program.costs(("c", *b), ("c", *a), _HOOK)
+        program.costs(("c", *b), ("c", *a), _AT_OUTPUT if hook.output else _AT_INPUT)
         self._hooks[("c", *a), ("c", *b)] = hook
 
     # -- reasons ----------------------------------------------------------------------------------------------

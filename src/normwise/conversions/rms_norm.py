@@ -86,16 +86,14 @@ def _in_the_way(facts: Facts, site: Site) -> Refusal | None:
         return Refusal(path=row.path, why=why, source=row.source, unblock=unblock)
 
     module = facts.modules.get(row.path)
-    if module is None or any(graph.calls[norm.call].path != row.path for norm in site.calls):
+    if module is None or next(module.children(), None) is not None:
         return refusal("the norm is computed inside a larger module", "move it into a module of its own")
     if row.evidence is not Evidence.VERIFIED:
         return refusal("what it computes was not verified", "use torch.nn.LayerNorm or a norm of normwise.layers")
-    if next(module.children(), None) is not None:
-        return refusal("the module holds other modules", "keep the norm in a module of its own")
     if module._forward_hooks or module._forward_pre_hooks:
         return refusal("the module has hooks", "remove them and convert again")
     if len({_axis_in_module(facts, norm) for norm in site.calls} - {None}) != 1:
-        return refusal("its module computes more than the norm", "keep the norm in a module of its own")
+        return refusal("its module computes more than the norm", "move the norm into a module of its own")
     held = dict(module.named_parameters(recurse=False))
     known = {row.weight_path, row.bias_path}
     strangers = [name for name in held if f"{row.path}.{name}" not in known and not _is_alias(graph, site, name)]
