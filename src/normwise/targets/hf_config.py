@@ -16,7 +16,7 @@ from normwise.targets.hf_plan import Plan, parts, read, sub_configs
 from normwise.targets.hf_recipes import recipe_for
 from normwise.targets.hf_shrink import Shrinker
 
-__all__ = ["build_config", "departures", "parts"]
+__all__ = ["build_config", "departures", "parts", "shrunk"]
 
 _LEFT_ALONE = {
     "id2label",
@@ -42,6 +42,11 @@ def build_config(model_type: str, *, reduced: bool = True, widths: bool = True) 
     recipe = recipe_for(model_type)
     config = recipe.default() if recipe.default else CONFIG_MAPPING[model_type]()
     return _rebuild(config, Plan.of(config, widths=widths)) if reduced else config
+
+
+def shrunk(config: Any) -> Any:
+    """Return a small configuration of the same structure as a given one, which stays as it is."""
+    return _rebuild(config, Plan.of(config, widths=True))
 
 
 def _rebuild(config: Any, plan: Plan) -> Any:

@@ -1,0 +1,100 @@
+"""What every gate of a proof is given, and what it answers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from normwise.conversions._compare import Outputs, floats_in, ratios, unshifted
+from normwise.conversions._double import double, doubled, in_double
+from normwise.conversions._plan import Plan
+from normwise.conversions._twin import fits, has_storage
+from normwise.facts.facts import Facts
+from normwise.facts.records import NormSite
+from normwise.rendering import both
+from normwise.targets import Target
+
+__all__ = ["EXACT", "NOT_EXACT", "Gate", "Subject", "run_double", "said"]
+
+EXACT = 1e-10
+"""Largest relative difference in float64: right conversions make up to 6e-15, wrong ones 3.7e-2 and more."""
+
+NOT_EXACT = both("the conversion does not claim the same function", "此转换不声称函数相同")
+_SHIFTED = "hidden-states"  # the consent to outputs with another mean
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One part of a proof.
+
+    Args:
+        name: "structure", "twin", "weights", "dtype" or "reload".
+        passed: None where it was not checked.
+        figures: what was measured.
+        why: one sentence: what failed, what was not checked, or what the verdict rests on.
+    """
+
+    name: str
+    passed: bool | None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(kw_only=True)
+class Subject:
+    """A conversion under proof, with what several gates need."""
+
+    plan: Plan
+    target: Target
+    converted: nn.Module
+    replan: Callable[[Target], Plan]
+    facts: Facts
+
+    @cached_property
+    def norms(self) -> tuple[NormSite, ...]:
+        """The norms of the original."""
+        return tuple(site.row for site in self.facts.sites)
+
+    @cached_property
+    def exact(self) -> nn.Module:
+        """The original on its own weights, in float64."""
+        return doubled(copy.deepcopy(self.target.model)).eval()
+
+    @cached_property
+    def reference(self) -> Outputs:
+        """What the original returns in float64."""
+        return run_double(self.exact, self.target.args, self.target.kwargs)
+
+    def no_numbers(self, name: str) -> Gate | None:
+        """Return the answer of a gate about numbers where there are none or too many, else None."""
+        if not has_storage(self.target.model):
+            return Gate(name, None, {}, both("the model holds no numbers", "模型没有数值"))
+        if not fits(self.target.model):
+            needed = 16 * sum(p.numel() for p in self.target.model.parameters()) / 1e9
+            why = f"two copies in float64 need {needed:.1f} GB, more than half of what is free"
+            return Gate(name, None, {}, both(why, f"两份 float64 副本需要 {needed:.1f} GB，超过空闲内存的一半"))
+        return None
+
+    def gaps(self, expected: Outputs, found: Outputs) -> dict[str, float]:
+        """Return the relative difference of every output; up to a shift of each token where the user consented."""
+        if _SHIFTED in self.plan.options.get("consent", ()):
+            expected, found = unshifted(expected, found, EXACT)
+        return ratios(expected, found)
+
+
+def run_double(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outputs:
+    """Return what a model computes wholly in float64."""
+    args, kwargs = in_double((args, dict(kwargs)))
+    with double():
+        return floats_in(model(*args, **kwargs))
+
+
+def said(error: Exception) -> str:
+    """Return the kind and the first words of an error."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
