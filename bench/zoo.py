@@ -4,9 +4,11 @@
     python bench/zoo.py --only TYPE ...  these types, again
     python bench/zoo.py --redo failed    the failures again (or: all)
     python bench/zoo.py --summary        only the summary of what is there
+    python bench/zoo.py --convert NAME   the proof of a conversion on each type instead of its map
 
 Each type is run in a worker process under a time and a memory limit; a worker that dies or hangs is
-replaced and the type counts as failed. Results are in zoo/results.jsonl, the last line of a type counts.
+replaced and the type counts as failed. Results are in zoo/results.jsonl (zoo/NAME.jsonl for a conversion), the last
+line of a type counts.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent.parent / "zoo" / "results.jsonl"
+FOLDER = Path(__file__).resolve().parent.parent / "zoo"
 SECONDS = 120
 BYTES = 10 * 2**30
 PER_WORKER = 60  # a fresh process now and then: transformers keeps every module it imported
@@ -35,11 +37,19 @@ HAND_WRITTEN = {"layer", "rms", "scale"}
 def main() -> int:
     """Run what was asked for and print the summary."""
     options = _options()
-    done = read()
+    task = options.convert or ("load" if options.no_map else "map")
     if not options.summary:
-        sweep(_pending(options, done), options.jobs, mapped=not options.no_map)
-    print(summary(read()))
+        sweep(_pending(options, read(task)), options.jobs, task)
+    print(_summary_of(task)(read(task)))
     return 0
+
+
+def _summary_of(task: str) -> Callable[[dict[str, dict[str, Any]]], str]:
+    if task in ("map", "load"):
+        return summary
+    import zoo_conversions  # beside this file, which is run as a script
+
+    return zoo_conversions.summary
 
 
 def _options() -> argparse.Namespace:
@@ -49,6 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
     parser.add_argument("--no-map", action="store_true", help="only build and run the models")
     parser.add_argument("--summary", action="store_true", help="only print what is there")
+    parser.add_argument("--convert", metavar="NAME", help="prove this conversion on each type")
     return parser.parse_args()
 
 
@@ -65,27 +76,33 @@ def _pending(options: argparse.Namespace, done: dict[str, dict[str, Any]]) -> li
     return [name for name in model_types() if keep(name)]
 
 
-def read() -> dict[str, dict[str, Any]]:
+def results(task: str) -> Path:
+    """Return the file with the records of a task."""
+    return FOLDER / f"{'results' if task in ('map', 'load') else task}.jsonl"
+
+
+def read(task: str = "map") -> dict[str, dict[str, Any]]:
     """Return the last record of every type."""
-    if not RESULTS.exists():
+    file = results(task)
+    if not file.exists():
         return {}
-    records = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
     return {record["type"]: record for record in records}
 
 
 # workers
 
 
-def sweep(names: list[str], jobs: int, *, mapped: bool) -> None:
+def sweep(names: list[str], jobs: int, task: str) -> None:
     """Run the types and append a record for each."""
-    RESULTS.parent.mkdir(exist_ok=True)
+    FOLDER.mkdir(exist_ok=True)
     pending = collections.deque(names)
     workers: list[_Worker] = []
-    with RESULTS.open("a", encoding="utf-8") as out:
+    with results(task).open("a", encoding="utf-8") as out:
         while pending or workers:
             while pending and len(workers) < jobs:
                 share = [pending.popleft() for _ in range(min(PER_WORKER, len(pending)))]
-                workers.append(_Worker(share, mapped=mapped))
+                workers.append(_Worker(share, task))
             wait([worker.connection for worker in workers], timeout=1)
             for worker in list(workers):
                 for record in worker.records():
@@ -105,11 +122,11 @@ def _show(record: dict[str, Any]) -> None:
 class _Worker:
     """A process that works off a list of types; it is stopped at the first that takes too long."""
 
-    def __init__(self, names: list[str], *, mapped: bool) -> None:
+    def __init__(self, names: list[str], task: str) -> None:
         self.names = names
         self.connection, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=_work, args=(names, theirs, mapped), daemon=True)
+        self.process = context.Process(target=_work, args=(names, theirs, task), daemon=True)
         self.process.start()
         theirs.close()
         self.since = time.monotonic()
@@ -141,17 +158,17 @@ def failure(name: str, error: str, seconds: float = 0.0) -> dict[str, Any]:
     return {"type": name, "built": False, "ran": False, "params": 0, "seconds": seconds, "error": error}
 
 
-def _work(names: list[str], connection: Connection, mapped: bool) -> None:
+def _work(names: list[str], connection: Connection, task: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
 
     torch.set_num_threads(1)
     for name in list(names):
-        connection.send(run(name, mapped=mapped))
+        connection.send(run(name, task))
 
 
-def run(name: str, *, mapped: bool = True) -> dict[str, Any]:
+def run(name: str, task: str = "map") -> dict[str, Any]:
     """Build and run one type and return its record."""
     from normwise.targets import hf
 
@@ -167,9 +184,19 @@ def run(name: str, *, mapped: bool = True) -> dict[str, Any]:
         record |= {"built": True, "ran": True, "params": params, "notes": list(target.notes), "error": None}
         record["inputs"] = {key: list(getattr(value, "shape", ())) for key, value in target.kwargs.items()}
         record["load_seconds"] = round(time.perf_counter() - start, 3)
-        record |= examine(target) if mapped else {}
+        record |= _examined(target, task)
     record["seconds"] = round(time.perf_counter() - start, 3)
     return record
+
+
+def _examined(target: Any, task: str) -> dict[str, Any]:
+    if task == "load":
+        return {}
+    if task == "map":
+        return examine(target)
+    import zoo_conversions
+
+    return zoo_conversions.examine(target, task)
 
 
 # the map
