@@ -40,7 +40,9 @@ def make(recipe: Recipe, source: Callable[[str], torch.Tensor]) -> torch.Tensor:
         dtype, tensor = given.dtype, given.detach().double()
     else:
         assert recipe.dtype is not None
-        dtype = getattr(torch, recipe.dtype)
+        read = [source(key).dtype for step in recipe.steps for key in step.reads]
+        # a copy in float64, on which the conversion is proved, is made of nothing else
+        dtype = torch.float64 if read and set(read) == {torch.float64} else getattr(torch, recipe.dtype)
         tensor = torch.zeros(recipe.shape, dtype=torch.float64)
     finite = bool(tensor.isfinite().all())
     for step in recipe.steps:
@@ -53,11 +55,17 @@ def make(recipe: Recipe, source: Callable[[str], torch.Tensor]) -> torch.Tensor:
     return made
 
 
-def _along(vector: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return a vector in the shape in which it multiplies ``like`` along ``dim``."""
+def _along(vector: torch.Tensor, like: torch.Tensor, dim: int, groups: int = 1) -> torch.Tensor:
+    """Return a vector in the shape in which it multiplies ``like`` along ``dim``.
+
+    The weight of a grouped convolution has only the channels of a row's group along ``dim``, groups along axis 0.
+    """
     shape = [1] * like.dim()
     shape[dim] = -1
-    return vector.reshape(shape)
+    if groups == 1:
+        return vector.reshape(shape)
+    shape[0] = like.shape[0]
+    return vector.reshape(groups, -1).repeat_interleave(like.shape[0] // groups, 0).reshape(shape)
 
 
 @function
@@ -67,9 +75,11 @@ def centre(tensor: torch.Tensor, *, dim: int) -> torch.Tensor:
 
 
 @function
-def scale(tensor: torch.Tensor, vector: torch.Tensor, *, dim: int, offset: float = 0.0) -> torch.Tensor:
+def scale(
+    tensor: torch.Tensor, vector: torch.Tensor, *, dim: int, offset: float = 0.0, groups: int = 1
+) -> torch.Tensor:
     """Return tensor * (offset + vector), the vector along ``dim``."""
-    return tensor * _along(vector + offset, tensor, dim)
+    return tensor * _along(vector + offset, tensor, dim, groups)
 
 
 @function
@@ -86,9 +96,9 @@ def add_number(tensor: torch.Tensor, *, number: float) -> torch.Tensor:
 
 @function
 def add_product(
-    tensor: torch.Tensor, weight: torch.Tensor, vector: torch.Tensor, *, dim: int, sign: float = 1.0
+    tensor: torch.Tensor, weight: torch.Tensor, vector: torch.Tensor, *, dim: int, sign: float = 1.0, groups: int = 1
 ) -> torch.Tensor:
     """Return tensor + sign * the sum over ``dim`` of weight * vector; further axes of the weight are summed, too."""
-    product = weight * _along(vector, weight, dim)
+    product = weight * _along(vector, weight, dim, groups)
     out = next(d for d in range(weight.dim()) if d != dim % weight.dim())
     return tensor + sign * product.sum([d for d in range(weight.dim()) if d != out])

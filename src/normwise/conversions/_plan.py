@@ -8,13 +8,13 @@ matter.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from normwise.conversions._edits import Edit, edit_from
 
-__all__ = ["Change", "Plan", "Recipe", "Refusal", "Step"]
+__all__ = ["Change", "Plan", "Recipe", "Refusal", "Step", "merged"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,3 +164,21 @@ def _recipe(read: Mapping[str, Any]) -> Recipe:
     )
     shape = None if shape is None else tuple(shape)
     return Recipe(keys=tuple(read["keys"]), steps=steps, shape=shape, dtype=read["dtype"], start=read["start"])
+
+
+def merged(recipes: Iterable[Recipe]) -> tuple[Recipe, ...]:
+    """Return the recipes with those of the same tensor joined: the steps of the first, then those of the next.
+
+    Raises:
+        ValueError: they start from different tensors.
+    """
+    joined: dict[tuple[str, ...], Recipe] = {}
+    for recipe in recipes:
+        first = joined.get(recipe.keys)
+        if first is None:
+            joined[recipe.keys] = recipe
+            continue
+        if (first.shape, first.dtype, first.start) != (recipe.shape, recipe.dtype, recipe.start):
+            raise ValueError(f"two recipes of {recipe.keys[0]} start from different tensors: join them by hand")
+        joined[recipe.keys] = replace(first, steps=(*first.steps, *recipe.steps))
+    return tuple(joined.values())
