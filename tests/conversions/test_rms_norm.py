@@ -257,3 +257,70 @@ def test_architectures_of_transformers_are_converted_without_an_adapter(family: 
     plan = conversions.plan("rms-norm", load(f"hf:{family}"))
     found = len(norms(plan)) + len(plan.refused), len(norms(plan)), len(subtractions(plan))
     assert found == EXPECTED[family]
+
+
+@pytest.mark.parametrize("options", [{"weightless": True}, {"fold_bias": True}], ids=["weightless", "fold_bias"])
+@pytest.mark.parametrize("make", FREE.values(), ids=FREE.keys())
+def test_gain_and_bias_can_go_into_the_readers_as_well(make: Any, options: dict[str, Any]) -> None:
+    model = make().double().eval()
+    redraw(model, norms_of(target(model, s.ids())))
+    plan = conversions.plan("rms-norm", model, s.ids(), **options)
+    converted = copy.deepcopy(model)
+    conversions.apply_to_model(plan, converted)
+    assert any("folded" in change.what or "dropped" in change.what for change in plan.changes)
+    with torch.no_grad():
+        assert relative(model(s.ids()), converted(s.ids())) < EXACT
+    if "weightless" in options:
+        kept = {refusal.path for refusal in plan.refused}
+        bare = [m for path, m in converted.named_modules() if hasattr(m, "spec") and path not in kept]
+        assert bare and all(not list(m.parameters()) for m in bare)
+
+
+def test_an_expert_that_got_no_token_is_centred_like_its_siblings() -> None:
+    class Routed(s.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(s.MLP() for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = self.norm(x).flatten(0, 1)
+            total = torch.zeros_like(rows)
+            for chosen in self.choice.unique().tolist():
+                at = torch.where(self.choice == chosen)[0]
+                total.index_add_(0, at, self.experts[chosen](rows[at]))
+            return x + total.view_as(x)
+
+    model = s.Model(Routed(), Routed()).double().eval()
+    Routed.choice = torch.tensor([0, 1] * s.TOKENS)
+    redraw(model, norms_of(target(model, s.ids())))
+    plan = conversions.plan("rms-norm", model, s.ids())
+    converted = copy.deepcopy(model)
+    conversions.apply_to_model(plan, converted)
+    Routed.choice = torch.tensor([3, 1] * s.TOKENS)
+    with torch.no_grad():
+        assert len(norms(plan)) == 3 and relative(model(s.ids()), converted(s.ids())) < EXACT
+
+
+def test_what_the_run_did_not_use_is_named() -> None:
+    model = s.Model(s.Block(), s.Block())
+    model.unused = nn.Linear(s.SIZE, s.SIZE)
+    plan = conversions.plan("rms-norm", model, s.ids())
+    assert "not checked: this run did not use unused.weight" in plan.notes[0]
+
+
+def test_parameters_of_other_names_keep_them() -> None:
+    class Renamed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gamma, self.beta = nn.Parameter(torch.ones(s.SIZE)), nn.Parameter(torch.zeros(s.SIZE))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.layer_norm(x, (s.SIZE,), self.gamma, self.beta)
+
+    model = s.Model(s.Block(), s.Block())
+    model.final = Renamed()
+    plan, error = judged(model, s.ids())
+    converted = copy.deepcopy(model)
+    conversions.apply_to_model(plan, converted)
+    assert list(converted.state_dict()) == list(model.state_dict())
+    assert "final" in norms(plan) and error < EXACT

@@ -25,7 +25,7 @@ Carried = tuple[tuple[int, int], ...]
 """Operands by value id, with the axis of each."""
 
 # the same elements moved to other places, none along the axis; found by running the op on an index
-_MOVES = ops.VIEW - {"gather", "index", "index_select", "masked_select", "take_along_dim", "roll", "as_strided"}
+_MOVES = ops.VIEW - {"gather", "index", "index_select", "masked_select", "take_along_dim", "as_strided"}
 _SAME = ops.CAST | {"neg", "negative"}
 _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros", "zero"})
 _LARGEST_PROBE = 2**22  # elements of a view that is run on an index
@@ -42,7 +42,7 @@ _SPATIAL = frozenset(
         ),
         *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
         *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d"),
-        *("upsample_bicubic2d", "upsample_trilinear3d"),
+        *("avg_pool3d", "upsample_bicubic2d", "upsample_trilinear3d"),
     ]
 )
 
@@ -320,18 +320,21 @@ def _convolved(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
 
 
 def _multiplied(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
+    return _of_product(graph, op.args[0], op.args[1], axis)
+
+
+def _of_product(graph: Graph, a: Any, b: Any, axis: int) -> Carried | None:
     """Carry A @ B: columns come from B, rows from A."""
-    a, b = op.inputs[-2:]
-    if len(graph.values[b].shape) < 2:
+    if not isinstance(a, Ref) or not isinstance(b, Ref) or len(graph.values[b.value].shape) < 2:
         return None
     if axis == -1:
-        return ((b, -1),)
-    return ((a, -2),) if axis == -2 and len(graph.values[a].shape) >= 2 else None
+        return ((b.value, -1),)
+    return ((a.value, -2),) if axis == -2 and len(graph.values[a.value].shape) >= 2 else None
 
 
 def _fused(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     """Carry c + A @ B."""
-    product = _multiplied(graph, op, out, axis)
+    product = _of_product(graph, op.args[1], op.args[2], axis)
     if product is None or op.kwargs.get("beta", 1) == 0:
         return product
     return (*product, (op.inputs[0], axis))

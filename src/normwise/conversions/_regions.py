@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from normwise.conversions._axes import carriers, is_zero
 from normwise.conversions._edits import centrings
+from normwise.conversions._idle import idle_parameters
 from normwise.conversions._questions import Questions
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts
@@ -137,6 +138,7 @@ class Streams:
         for norm in facts.norm_calls.norms:
             self.member.update(dict.fromkeys(norm.members, norm))
         self.hooked = self._seen_by_hooks()
+        self.idle = idle_parameters(facts)
         self.obstacles: dict[tuple[int, int], list[Obstacle]] = defaultdict(list)
         self.up: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
         self.down: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)

@@ -1,46 +1,105 @@
 """LayerNorm to RMSNorm, exactly: centre what writes to the residual stream.
 
-LN(x) = g * Cx / sqrt(|Cx|^2 / D + eps) + b, where C subtracts the mean over the D features; RMSNorm is the same without
-C. So LN(x) = RMS(Cx) for the same eps, gain and bias, and what remains is to have Cx instead of x for nothing. Where
-every reader of a residual stream is a LayerNorm, none of them notices a number added to all features of a token.
-Then each writer may be centred for good: W' = W - mean over its outputs, embeddings and biases likewise. The
-model computes the same function; every norm saves a reduction, and in half precision the error becomes smaller.
+## What it does
+LN(x) = g * Cx / sqrt(|Cx|^2 / D + eps) + b, where C subtracts the mean over the D features. RMSNorm is the same
+without C, so LN(x) = RMS(Cx) for the same eps, gain and bias, and what remains is to have Cx for nothing. Where every
+reader of a residual stream is a LayerNorm, none of them notices a number added to all features of a token. Then each
+writer is centred once and for all,
 
-A writer that cannot absorb the mean (a tied embedding, a norm with a gain) costs one explicit subtraction, made where
-a module returns or takes the value; a region is converted only where it saves more norms than it costs subtractions.
-Post-Norm models stay as they are: their norms write the stream with a gain, and what is read from it is not a norm.
+    W' = W - mean of W over its outputs,    c' = c - mean(c),    each row of an embedding less its mean
 
-By default gain and bias stay in the norm: no reader is touched, no key appears, tied weights stay tied. The result is
-the same function in evaluation; in training, dropout on the stream breaks the zero mean.
+in float64, rounded once. A LayerScale s in front of the stream goes into the writer first: W' = C diag(s) W, s' = 1.
+Gain and bias stay in the norm: no reader is touched, no key appears, tied weights stay tied.
 
-Options:
-    weightless: fold gain and bias into the readers and drop both.
-    fold_bias: fold the bias alone.
-    untie: copy a tied embedding instead of subtracting its mean; the growth is said.
-    consent: ("hidden-states",) to convert where an output of the model shifts by a number a token.
+## When it is exact
+In evaluation always, for every norm that is not refused; in half precision the error even shrinks, since the stream
+loses its mean. In training, dropout on the stream breaks the mean of zero, and gradients have a part along it.
 
-References:
-    Jiang et al. 2023, arxiv.org/abs/2305.14858
+A writer that cannot absorb a mean (a tied embedding, a norm with a gain) costs one subtraction, made where a module
+returns or is given the value. Which are worth it is a minimum cut: a subtraction must save more than one norm.
+
+## What is refused
+Norms of Post-Norm models: their stream holds the output of a norm with a gain, whose mean depends on the token, and
+linear maps read it. A stream that a head, a hook or anything else but a LayerNorm reads. A stream multiplied by a
+vector. Features joined before a norm. Norms computed inside a larger module, and those whose formula was not verified.
+
+## Options
+- ``weightless``: fold gain and bias into the readers, see ``fold-affine``, and drop both.
+- ``fold_bias``: fold the bias alone.
+- ``untie``: copy a tied embedding instead of subtracting its mean.
+- ``consent``: ("hidden-states",) to convert where an output of the model shifts by a number a token.
+
+## Example
+```python
+converted = nw.convert("rms-norm", model, inputs)
+print(converted.proof)
+```
+
+## Sources
+Jiang et al. 2023, Pre-RMSNorm and Pre-CRMSNorm Transformers, https://arxiv.org/abs/2305.14858; Ashkboos et al. 2024,
+SliceGPT, https://arxiv.org/abs/2401.15024. Questions 60 and 63.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from normwise.conversions._axes import carriers
 from normwise.conversions._edits import CentreInput, CentreOutput, Edit, SwapNorm, Untie
-from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step
+from normwise.conversions._folding import Folding, fold
+from normwise.conversions._idle import like_their_siblings
+from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step, merged
 from normwise.conversions._regions import Cut, Hook, Streams, centred_axis
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts
 from normwise.facts.norms import NormCall
 from normwise.facts.records import Evidence
 from normwise.facts.sites import Site
-from normwise.graph import Graph
+from normwise.graph import Graph, ValueKind
 from normwise.spec import Form, NormSpec, Statistic
 
-__all__ = ["plan"]
+__all__ = ["plan", "without_mean"]
+
+ZH = """把 LayerNorm 精确地换成 RMSNorm：让残差流的每个写入者均值为零。
+
+## 做什么
+LN(x) = g * Cx / sqrt(|Cx|^2 / D + eps) + b，其中 C 减去 D 个特征的均值。RMSNorm 就是没有 C 的同一公式，因此在 eps、
+增益、偏置相同时 LN(x) = RMS(Cx)，剩下的只是免费得到 Cx。若残差流的每个读者都是 LayerNorm，那么给一个 token 的全部
+特征加上同一个数，谁也察觉不到。于是每个写入者可以一劳永逸地中心化：
+
+    W' = W - W 在输出维上的均值，    c' = c - mean(c)，    嵌入的每一行减去该行均值
+
+以 float64 计算，只舍入一次。流前的 LayerScale s 先并入写入者：W' = C diag(s) W，s' = 1。
+增益与偏置留在归一化中：不改动任何读者，不出现新的键，共享的权重仍然共享。
+
+## 何时精确
+凡未被拒绝的归一化，在推理时都精确；在半精度下误差甚至更小，因为流不再带有均值。训练时，流上的 dropout 会破坏零均值，
+梯度也会多出沿均值方向的分量。
+
+无法吸收均值的写入者（共享的嵌入、带增益的归一化）需要一次显式减法，放在某个模块返回或接收该值的地方。是否值得由最小割
+决定：一次减法必须省下多于一个归一化。
+
+## 何时拒绝
+Post-Norm 模型的归一化：它们的流里有带增益的归一化的输出，其均值因 token 而异，而且被线性映射读取。流还被输出头、钩子
+或任何非 LayerNorm 读取。流乘以向量。归一化之前沿特征拼接。归一化写在更大的模块内部，或其公式未被验证。
+
+## 选项
+- ``weightless``：把增益与偏置折叠进读者（见 ``fold-affine``），并去掉二者。
+- ``fold_bias``：只折叠偏置。
+- ``untie``：复制共享的嵌入，而不是减去它的均值。
+- ``consent``：("hidden-states",) 表示同意模型的某个输出按 token 平移一个数。
+
+## 示例
+```python
+converted = nw.convert("rms-norm", model, inputs)
+print(converted.proof)
+```
+
+## 来源
+Jiang 等 2023，Pre-RMSNorm and Pre-CRMSNorm Transformers，https://arxiv.org/abs/2305.14858；Ashkboos 等 2024，
+SliceGPT，https://arxiv.org/abs/2401.15024。问题 60 和 63。
+"""
 
 _CONSENTS = ("hidden-states",)
 
@@ -51,9 +110,10 @@ def plan(
     weightless: bool = False,
     fold_bias: bool = False,
     untie: bool = False,
-    consent: tuple[str, ...] = (),
+    consent: str | Sequence[str] = (),
 ) -> Plan:
-    """Return what turns LayerNorms of a model into RMSNorms, with what stays and why."""
+    """Return what turns LayerNorms of a model into RMSNorms, with what stays and why; the options are the page's."""
+    consent = (consent,) if isinstance(consent, str) else tuple(consent)
     unknown = sorted(set(consent) - set(_CONSENTS))
     if unknown:
         raise ValueError(f"nothing to consent to is called {unknown[0]!r}: choose from {', '.join(_CONSENTS)}")
@@ -64,18 +124,19 @@ def plan(
     cut = streams.cut()
     converted = {site.row.path for site in cut.norms}
     refused = [reasons[site.row.path] or _why(streams, site) for site in sites if site.row.path not in converted]
+    folding = fold(facts, cut.norms, what="both" if weightless else "bias", weightless=weightless, untie=untie)
+    folding = folding if weightless or fold_bias else Folding()
     options = {"weightless": weightless, "fold_bias": fold_bias, "untie": untie, "consent": list(consent)}
-    made = Plan(
+    return Plan(
         conversion="rms-norm",
         options={name: value for name, value in options.items() if value},
-        edits=tuple(_edits(streams, cut)),
-        recipes=tuple(_recipes(streams, cut)),
-        changes=tuple(_changes(streams, cut)),
-        refused=tuple(refused),
+        edits=(*folding.edits, *(e for e in _edits(streams, cut, folding) if e not in folding.edits)),
+        recipes=merged([*folding.recipes, *_recipes(streams, cut, folding)]),
+        changes=(*_changes(streams, cut), *folding.changes),
+        refused=(*refused, *folding.refused),
         ties=tuple(v.names for v in facts.graph.values if len(v.names) > 1),
-        notes=tuple(_notes(streams, cut)),
+        notes=(*_notes(streams, cut), *folding.notes),
     )
-    return made
 
 
 def _in_the_way(facts: Facts, site: Site) -> Refusal | None:
@@ -150,22 +211,22 @@ def without_mean(spec: NormSpec, size: int) -> NormSpec:
     return replace(bare, factor=spec.factor / root, eps=eps)
 
 
-def _edits(streams: Streams, cut: Cut) -> Iterator[Edit]:
+def _edits(streams: Streams, cut: Cut, folding: Folding) -> Iterator[Edit]:
     graph = streams.graph
     for value, names in streams.untied.items():
         for name in sorted(names) if _is_centred(cut, value) else ():
             path, _, own = name.rpartition(".")
             kept = next(n for n in graph.values[value].names if n not in names)
             yield Untie(path=path, name=own, source=kept)
+    bare = {swap.path: swap for swap in folding.swaps}
     for site in cut.norms:
-        row, module = site.row, streams.facts.modules[site.row.path]
-        spec = row.spec
-        assert spec is not None
-        size, axis = row.shape[spec.axes[0]], _axis_in_module(streams.facts, site.calls[0])
+        row, axis = site.row, _axis_in_module(streams.facts, site.calls[0])
+        assert row.spec is not None
         assert axis is not None
-        rms = replace(without_mean(spec, size), axes=(axis,))
-        keeps = tuple(name for name, _ in module.named_parameters(recurse=False))
-        yield SwapNorm(path=row.path, spec=asdict(rms), shape=(size,), keeps=keeps)
+        size = row.shape[row.spec.axes[0]]
+        swap = bare.get(row.path) or _as_it_is(streams, site)
+        spec = replace(without_mean(NormSpec(**swap.spec), size), axes=(axis,))
+        yield replace(swap, spec=asdict(spec), shape=(size,))
     for hook in cut.hooks:
         call = graph.calls[hook.call]
         held = call.outputs if hook.output else call.inputs
@@ -173,11 +234,25 @@ def _edits(streams: Streams, cut: Cut) -> Iterator[Edit]:
         yield kind(path=call.path, index=held.index(hook.value), axis=hook.axis)
 
 
+def _as_it_is(streams: Streams, site: Site) -> SwapNorm:
+    """Return the edit that keeps gain and bias under the names they have."""
+    row, norm = site.row, site.calls[0]
+    assert row.spec is not None
+    names: dict[str, str] = {}
+    for word, value in (("weight", norm.weight), ("bias", norm.bias)):
+        keys = streams.graph.values[value].names if value is not None else ()
+        own = next((name for path, _, name in (key.rpartition(".") for key in keys) if path == row.path), None)
+        if own is not None:
+            names[word] = own
+    other = {word: own for word, own in names.items() if word != own}
+    return SwapNorm(path=row.path, spec=asdict(row.spec), shape=(), keeps=tuple(names), names=other)
+
+
 def _is_centred(cut: Cut, value: int) -> bool:
     return any(value == v for v, _ in cut.parameters)
 
 
-def _recipes(streams: Streams, cut: Cut) -> Iterator[Recipe]:
+def _recipes(streams: Streams, cut: Cut, folding: Folding) -> Iterator[Recipe]:
     values = streams.graph.values
 
     def keys(value: int) -> tuple[str, ...]:
@@ -185,6 +260,8 @@ def _recipes(streams: Streams, cut: Cut) -> Iterator[Recipe]:
 
     for value, axis in cut.parameters:
         yield Recipe(keys=keys(value), steps=(_centre(axis),))
+    for name, axis in _siblings(streams, cut).items():
+        yield Recipe(keys=(name,), steps=(_centre(axis),))
     for writer in cut.scaled:
         scale = values[writer.scale].names[0]
         steps = (Step(function="scale", reads=(scale,), numbers={"dim": writer.dim}), _centre(writer.dim))
@@ -193,6 +270,20 @@ def _recipes(streams: Streams, cut: Cut) -> Iterator[Recipe]:
             steps = (Step(function="scale", reads=(scale,), numbers={"dim": -1}), _centre(-1))
             yield Recipe(keys=keys(writer.bias), steps=steps)
         yield Recipe(keys=keys(writer.scale), steps=(Step(function="fill", numbers={"number": 1.0}),))
+    centred = {name for value, _ in cut.parameters for name in values[value].names}
+    for recipe in folding.recipes:  # a reader that writes to a stream and was given a bias
+        path, _, name = recipe.keys[0].rpartition(".")
+        if recipe.shape is not None and name == "bias" and f"{path}.weight" in centred:
+            yield replace(recipe, steps=(_centre(-1),))
+
+
+def _siblings(streams: Streams, cut: Cut) -> dict[str, int]:
+    """Return idle parameters that are centred like their siblings, with their axes."""
+    values = streams.graph.values
+    axes = {name: 0 for value in values if value.kind is ValueKind.PARAM for name in value.names}
+    axes = {name: axis for name, axis in axes.items() if name not in streams.idle}
+    axes |= {name: axis for value, axis in cut.parameters for name in values[value].names}
+    return like_their_siblings(streams.idle, axes)
 
 
 def _centre(axis: int) -> Step:
@@ -213,9 +304,15 @@ def _where(hook: Hook) -> str:
 def _notes(streams: Streams, cut: Cut) -> Iterator[str]:
     values = streams.graph.values
     for value in (v for v in streams.untied if _is_centred(cut, v)):
-        total = sum(v.numel for v in values if v.kind == "param")
+        total = sum(v.numel for v in values if v.kind is ValueKind.PARAM)
         growth = 100 * values[value].numel * len(streams.untied[value]) / total
         yield f"{values[value].names[0]} is no longer tied: +{growth:.1f} % parameters"
+    widths = {site.row.shape[site.row.spec.axes[0]] for site in cut.norms if site.row.spec}
+    alike = _siblings(streams, cut)
+    idle = [n for n, shape in streams.idle.items() if n not in alike and len(shape) > 1 and widths & set(shape)]
+    if idle:
+        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
+        yield f"not checked: this run did not use {', '.join(idle[:3])}{more}; convert with inputs that use them"
 
 
 def _why(streams: Streams, site: Site) -> Refusal:
