@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from normwise.errors import TargetError
 from normwise.targets.hf_build import (
     build_fake,
@@ -29,6 +31,7 @@ __all__ = ["EXAMPLE", "claims", "load"]
 EXAMPLE = "hf:./DIR"
 _PREFIX = "hf:"
 _LARGEST_RANDOM = 500_000_000  # parameters: 2 GB in float32; beyond, the model is built without weights
+_NONE, _LEFT_OUT = "the folder has no weights", "the weights were not read"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -40,12 +43,14 @@ def claims(text: str) -> bool:
     return rest.startswith((".", "~")) or "/" in rest or "\\" in rest or Path(rest).is_dir()
 
 
-def load(text: str, *, inputs: str | None = None) -> Target:
+def load(text: str, *, inputs: str | None = None, whole: bool = False, weights: bool = True) -> Target:
     """Load the model of a folder.
 
     Args:
         text: ``hf:DIR``.
         inputs: a shape; the generated inputs are then left out.
+        whole: take the class that config.json names, with its heads, and not the base model.
+        weights: False leaves a large model without them.
 
     Raises:
         TargetError: the folder or its config.json is missing, its weights are pickles only, or the model
@@ -56,21 +61,25 @@ def load(text: str, *, inputs: str | None = None) -> Target:
     _look(folder, text)
     with quiet():
         try:
-            return load_folder(folder, text, generate=inputs is None)
+            return load_folder(folder, text, generate=inputs is None, whole=whole, weights=weights)
         except TargetError as error:
             raise TargetError(f"{text}: {error}".replace(f"{text}: {text}: ", f"{text}: ")) from error
         except Exception as error:  # whatever transformers raises on a folder it cannot read
             raise TargetError(f"{text}: the model of this folder cannot be loaded: {one_line(error)}") from error
 
 
-def load_folder(folder: Path, name: str, *, generate: bool = True) -> Target:
+def load_folder(
+    folder: Path, name: str, *, generate: bool = True, whole: bool = False, weights: bool = True
+) -> Target:
     """Load a folder that has been looked at; see ``load``."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if not any(folder.glob("*.safetensors")):
-        return _without_weights(config, name, generate=generate)
-    model = _pretrained(folder, config)
+    cls = _named_class(config) if whole else None
+    held = any(folder.glob("*.safetensors"))
+    if not held or not (weights or count_parameters(config, cls) <= _LARGEST_RANDOM):
+        return _without_weights(config, name, cls, why=_LEFT_OUT if held else _NONE, generate=generate)
+    model = _pretrained(folder, config, cls)
     if not generate:
         return Target(model=model, name=name, config=config, weights=Weights.REAL)
     found = find_inputs(model)
@@ -109,28 +118,35 @@ def _refuse_own_code(folder: Path, text: str) -> None:
         )
 
 
-def _pretrained(folder: Path, config: Any) -> Any:
+def _named_class(config: Any) -> type[nn.Module] | None:
+    """Return the class that a configuration names first, where transformers has it."""
+    import transformers
+
+    return getattr(transformers, str(next(iter(config.architectures or ()), "")), None)
+
+
+def _pretrained(folder: Path, config: Any, cls: type[nn.Module] | None) -> Any:
     from transformers import AutoModel
 
     options = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
-    if type(config) in AutoModel._model_mapping:
+    if cls is None and type(config) in AutoModel._model_mapping:
         return AutoModel.from_pretrained(folder, **options).eval()
     options.pop("trust_remote_code")
-    return model_class(config).from_pretrained(folder, **options).eval()  # type: ignore[attr-defined]
+    return (cls or model_class(config)).from_pretrained(folder, **options).eval()  # type: ignore[attr-defined]
 
 
-def _without_weights(config: Any, name: str, *, generate: bool) -> Target:
-    count = count_parameters(config)
+def _without_weights(config: Any, name: str, cls: type[nn.Module] | None, *, why: str, generate: bool) -> Target:
+    count = count_parameters(config, cls)
     if count > _LARGEST_RANDOM:
         gc.collect()
-        model = build_fake(config)
-        note = f"the folder has no weights: {count:,} parameters examined at full size without any storage"
+        model = build_fake(config, cls=cls)
+        note = f"{why}: {count:,} parameters examined at full size without any storage"
         kwargs = generated_inputs(model) if generate else {}
         return Target(
             model=model, name=name, kwargs=kwargs, config=config, inputs_from=InputsFrom.INFERRED,
             weights=Weights.FAKE, notes=(note, "inputs generated") if kwargs else (note,),
         )  # fmt: skip
-    model = build_model(config)
+    model = build_model(config, cls)
     found = find_inputs(model) if generate else None
     return Target(
         model=model, name=name, kwargs=found.kwargs if found else {}, config=config,

@@ -132,19 +132,21 @@ def _own_class(module: Any, config: Any) -> type[nn.Module]:
     return next((cls for cls in own if cls.__name__.endswith("Model")), own[0])
 
 
-def build_model(config: Any) -> nn.Module:
-    """Return the model in eval mode and float32 with random weights."""
-    return model_class(config)(config).float().eval()
+def build_model(config: Any, cls: type[nn.Module] | None = None) -> nn.Module:
+    """Return the model in eval mode and float32 with random weights, of a class or of the one ``model_class`` gives."""
+    return (cls or model_class(config))(config).float().eval()
 
 
-def count_parameters(config: Any) -> int:
+def count_parameters(config: Any, cls: type[nn.Module] | None = None) -> int:
     """Return how many numbers the parameters hold, without allocating them."""
     with torch.device("meta"):
-        model = model_class(config)(config)
+        model = (cls or model_class(config))(config)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def build_fake(config: Any, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+def build_fake(
+    config: Any, dtype: torch.dtype = torch.bfloat16, cls: type[nn.Module] | None = None
+) -> nn.Module:
     """Return the model of a configuration, of any size, without its weights.
 
     It is built on the meta device; parameters, buffers and plain tensor attributes then become
@@ -153,11 +155,12 @@ def build_fake(config: Any, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     Args:
         config: a transformers configuration.
         dtype: of the parameters; buffers keep theirs.
+        cls: of the model; the one ``model_class`` gives by default.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with quiet(), torch.device("meta"):
-        model = model_class(config)(config).to(dtype).eval()
+        model = (cls or model_class(config))(config).to(dtype).eval()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     made: dict[int, Tensor] = {}
 
