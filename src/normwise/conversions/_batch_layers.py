@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,14 +137,19 @@ def _weight(paths: Paths, op: Op, record: Value) -> tuple[str | None, str]:
     """Return the key of the weight, or None, and the key of what is scaled with the output."""
     graph = paths.graph
     made = graph.producer(record.id)
-    if made is not None and made.short == "_weight_norm" and made.args[2] == 0 and not _is_transposed(op):
-        return None, _own(paths, graph.values[made.args[1].value], made, "weight")  # W = g v / |v|, by output channel
+    if made is not None and _scales_outputs(made, op) and [o.id for o in graph.consumers(record.id)] == [op.id]:
+        return None, _own(paths, graph.values[made.args[1].value], made, "weight")
     if made is not None:
-        raise Blocked(f"the weight of {op.short} in {graph.path(op)} is computed by {made.short}", made, _FOLD_FIRST)
+        raise Blocked(f"the weight of {op.short} in {paths.where(op)} is computed by {made.short}", made, _FOLD_FIRST)
     if not record.floating or type(paths.facts.tensors[record.names[0]]) not in (torch.Tensor, nn.Parameter, nn.Buffer):
-        raise Blocked(f"the weight of {op.short} in {graph.path(op)} is quantised", op, "fold before quantising")
+        raise Blocked(f"the weight of {op.short} in {paths.where(op)} is quantised", op, "fold before quantising")
     key = _own(paths, record, op, "weight")
     return key, key
+
+
+def _scales_outputs(made: Op, op: Op) -> bool:
+    """Whether a weight is W = g v / |v| with one g for each output of its layer."""
+    return made.short == "_weight_norm" and made.args[2:] in ((), (0,)) and not _is_transposed(op)
 
 
 def _is_transposed(op: Op) -> bool:
@@ -158,22 +162,20 @@ def _bias(paths: Paths, op: Op, given: Any) -> str | None:
     record = paths.graph.values[given.value]
     made = paths.graph.producer(record.id)
     if made is not None:
-        raise Blocked(
-            f"the bias of {op.short} in {paths.graph.path(op)} is computed by {made.short}", made, _FOLD_FIRST
-        )
+        raise Blocked(f"the bias of {op.short} in {paths.where(op)} is computed by {made.short}", made, _FOLD_FIRST)
     return _own(paths, record, op, "bias")
 
 
 def _own(paths: Paths, record: Value, op: Op, what: str) -> str:
     """Return the key of a tensor that nothing but one op reads."""
     graph = paths.graph
-    if record.kind not in (ValueKind.PARAM, ValueKind.BUFFER) or not record.names:
-        raise Blocked(f"the {what} of {op.short} in {graph.path(op)} is no parameter of the model", op, _UNTIE)
+    if record.kind not in (ValueKind.PARAM, ValueKind.BUFFER) or len(record.names) == 0:
+        raise Blocked(f"the {what} of {op.short} in {paths.where(op)} is no parameter of the model", op, _UNTIE)
     if len(record.names) > 1:
         raise Blocked(f"the {what} of {op.short} is shared: {', '.join(record.names)}", op, _UNTIE)
     others = [o for o in graph.consumers(record.id) if o.id != op.id]
     if others:
-        where = graph.path(others[0]) or "the model"
+        where = paths.where(others[0])
         raise Blocked(
             f"{record.names[0]} is used {len(others) + 1} times, also by {others[0].short} in {where}", op, _UNTIE
         )
@@ -211,13 +213,18 @@ def heeds_padding(paths: Paths, layer: Layer) -> bool:
     padded = _run(paths, layer, lambda module: None)
     before = [pad for pads in reversed(layer.padding) for pad in pads]
     unpadded = _run(paths, layer, unpad, lambda x: nn.functional.pad(x, before))
-    return padded is not None and unpadded is not None and torch.equal(padded, unpadded)
+    return (
+        padded is not None
+        and unpadded is not None
+        and padded.shape == unpadded.shape
+        and torch.allclose(padded, unpadded, rtol=0, atol=1e-9)
+    )
 
 
 def returns_output(paths: Paths, layer: Layer) -> bool:
-    """Whether a module is called for a layer alone: once, with its input, and returns its output."""
+    """Whether a module runs once, on one tensor, and returns what its layer makes."""
     calls = [c for c in paths.graph.calls if c.path == layer.path]
-    return len(calls) == 1 and calls[0].inputs == layer.op.inputs[:1] and calls[0].outputs == layer.op.outputs
+    return len(calls) == 1 and len(calls[0].inputs) == 1 and calls[0].outputs == layer.op.outputs
 
 
 def _run(
@@ -227,15 +234,15 @@ def _run(
     prepare: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
 ) -> torch.Tensor | None:
     """Return what a changed float64 copy of a layer's module makes of random data; None where it does not run."""
-    shape = paths.graph.values[layer.op.inputs[0]].shape
     if not returns_output(paths, layer):
         return None
+    given = next(c for c in paths.graph.calls if c.path == layer.path).inputs[0]
     generator = torch.Generator().manual_seed(_SEED)
     module = copy.deepcopy(paths.facts.modules[layer.path])
     if any(t.is_meta or type(t).__name__ == "FakeTensor" for t in (*module.parameters(), *module.buffers())):
         module = module.to_empty(device="cpu")
     module = module.cpu().double()
-    x = torch.randn(1 if math.prod(shape) else 0, *shape[1:], generator=generator, dtype=torch.float64)
+    x = torch.randn(1, *paths.graph.values[given].shape[1:], generator=generator, dtype=torch.float64)
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor.is_floating_point():

@@ -18,7 +18,7 @@ from normwise.facts.flow import through_casts
 from normwise.graph import Call
 from normwise.spec import Scope
 
-__all__ = ["BatchNorm", "find", "refusal"]
+__all__ = ["BatchNorm", "find", "held", "refusal"]
 
 _EVAL = "call .eval() on the model first"
 _OWN_MODULE = "put the norm in a module of its own"
@@ -83,10 +83,10 @@ def find(paths: Paths) -> tuple[list[BatchNorm], list[Refusal]]:
             found.append(_read(paths, norm, path, runs[path]))
         except Blocked as blocked:
             refused.setdefault(path, refusal(path, blocked))
-    for held in paths.facts.running:
-        if held.path not in {call.path for call in paths.graph.calls}:
-            refused[held.path] = Refusal(
-                path=held.path,
+    for kept in paths.facts.running:
+        if kept.path not in {call.path for call in paths.graph.calls}:
+            refused[kept.path] = Refusal(
+                path=kept.path,
                 why="it holds running statistics, but did not run on the example inputs",
                 unblock="give inputs that reach it",
             )
@@ -122,8 +122,8 @@ def _read(paths: Paths, norm: NormCall, path: str, runs: int) -> BatchNorm:
     kept = {c.id for c in inner if keep and c.path == f"{path}.{keep}"}
     members = frozenset(o.id for o in graph.ops if o.call in {c.id for c in inner} - kept)
     named = {"mean": norm.running_mean, "weight": weight, "bias": bias}
-    held = {name: value for name, value in named.items() if value is not None}
-    for name, value in {"variance": norm.running_var, **held}.items():
+    vectors = {name: value for name, value in named.items() if value is not None}
+    for name, value in {"variance": norm.running_var, **vectors}.items():
         record = graph.values[value]
         if not record.names:
             raise Blocked(f"its {name} is computed, not held", graph.producer(value), "fold before that is done")
@@ -142,14 +142,14 @@ def _read(paths: Paths, norm: NormCall, path: str, runs: int) -> BatchNorm:
         output=output,
         axis=channels[0],
         members=members,
-        reads=tuple(graph.values[v].names[0] for v in (norm.running_var, *held.values())),
-        has=tuple(held),
+        reads=tuple(graph.values[v].names[0] for v in (norm.running_var, *vectors.values())),
+        has=tuple(vectors),
         keep=keep,
         drops=tuple(module.state_dict()),
     )
-    if len(channels) != 1 or spec.eps is None or not _is_affine(paths, read, (norm.running_var, *held.values())):
+    if len(channels) != 1 or spec.eps is None or not _is_affine(paths, read, (norm.running_var, *vectors.values())):
         raise Blocked("what it computes is not understood", norm.op, "report it with the module's code")
-    _check_numbers(paths, read)
+    held(paths, read)  # raises where its numbers are no norm's
     return read
 
 
@@ -179,34 +179,39 @@ def _interface(paths: Paths, norm: NormCall, call: Call, output: int) -> tuple[i
     raise Blocked(f"{call.path} computes more than the norm: {other.short}", other, _OWN_MODULE)
 
 
-def _is_affine(paths: Paths, read: BatchNorm, held: tuple[int, ...]) -> bool:
+def _is_affine(paths: Paths, read: BatchNorm, vectors: tuple[int, ...]) -> bool:
     """Run the module's own ops on random data in float64, and compare with s x + t."""
     graph = paths.graph
     shape = graph.values[read.input].shape
     size = shape[read.axis]
-    if any(graph.values[v].numel != size for v in held):
+    if any(graph.values[v].numel != size for v in vectors):
         return False
-    vectors = {v: random_input(graph.values[v].shape, None, offset=i).abs() for i, v in enumerate(held, start=1)}
-    scale, shift = affine_of(list(vectors.values()), [read.numbers(None)])
+    given = {v: random_input(graph.values[v].shape, None, offset=i).abs() for i, v in enumerate(vectors, start=1)}
+    scale, shift = affine_of(list(given.values()), [read.numbers(None)])
     wide = [size if axis == read.axis else 1 for axis in range(len(shape))]
     small = tuple(s if axis == read.axis else min(s, 3) for axis, s in enumerate(shape))
     for each in dict.fromkeys((small, shape)):  # a view with sizes of its own takes only the recorded shape
         x = random_input(each, None)
         try:
-            return agree(paths.replay(read.output, vectors | {read.input: x}), x * scale.view(wide) + shift.view(wide))
+            return agree(paths.replay(read.output, given | {read.input: x}), x * scale.view(wide) + shift.view(wide))
         except NotKnown:
             continue
     return False
 
 
-def _check_numbers(paths: Paths, read: BatchNorm) -> None:
-    tensors = [paths.facts.tensors[key] for key in read.reads]
-    if any(t.device.type == "meta" or type(t).__name__ == "FakeTensor" for t in tensors):
-        return
-    held = [t.detach().double().cpu() for t in tensors]
+def held(paths: Paths, norm: BatchNorm) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return s and t of a norm, or None where the model has no numbers.
+
+    Raises:
+        Blocked: a variance with eps is not positive, or a number is not finite.
+    """
+    tensors = [paths.facts.tensors[key] for key in norm.reads]
+    if any(t.is_meta or type(t).__name__ == "FakeTensor" for t in tensors):
+        return None
     try:
-        scale, shift = affine_of(held, [read.numbers(None)])
+        scale, shift = affine_of([t.detach().double().cpu() for t in tensors], [norm.numbers(None)])
     except ConversionRefused as error:
-        raise Blocked(error.reasons[0], read.norm.op, "repair its running statistics") from None
+        raise Blocked(error.reasons[0], norm.norm.op, "repair its running statistics") from None
     if not bool(torch.isfinite(scale).all() and torch.isfinite(shift).all()):
-        raise Blocked("its numbers are not all finite", read.norm.op, "repair its running statistics")
+        raise Blocked("its numbers are not all finite", norm.norm.op, "repair its running statistics")
+    return scale, shift

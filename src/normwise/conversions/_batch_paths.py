@@ -13,7 +13,9 @@ from normwise.facts.facts import Facts
 from normwise.facts.replay import Replayer
 from normwise.graph import Call, Op
 
-__all__ = ["Blocked", "Paths", "Segment"]
+__all__ = ["NOT_EXACT", "Blocked", "Paths", "Segment"]
+
+NOT_EXACT = "no rewrite is exact here: only a model trained with the norm beside a layer can lose it"
 
 Segment = tuple[int, int]
 """Values (start, end) between which only ops that carry channels stand."""
@@ -51,6 +53,10 @@ class Paths:
                 self._calls[value].append(call)
         self._outputs = frozenset(self.graph.outputs)
 
+    def where(self, op: Op) -> str:
+        """Return the path of the module that runs an op, in words where that is the model itself."""
+        return self.graph.path(op) or "the model"
+
     def readers(self, value: int) -> Iterator[Op]:
         """Yield the ops that read the elements of a value, not only its shape."""
         for op in self.graph.consumers(value):
@@ -72,7 +78,8 @@ class Paths:
         """
         if value in self._outputs:
             op = self.graph.producer(value)
-            raise Blocked("the model returns the value before it", op, "return what the norm makes of it")
+            made = op.short if op else "its caller"
+            raise Blocked(f"the model returns what {made} makes", op, "let the model return only what stands behind it")
         for call in self._calls[value]:
             module = self.facts.modules.get(call.path)
             if module is not None and any(getattr(module, hooks, None) for hooks in _HOOKS):
@@ -87,7 +94,7 @@ class Paths:
         for op in self.readers(value):
             if op.id not in members:
                 made = self.graph.producer(value)
-                what = f"{op.short} in {self.graph.path(op) or 'the model'}"
+                what = f"{op.short} in {self.where(op)}"
                 raise Blocked(
                     f"the output of {made.short if made else 'its input'} before it is also read by {what}",
                     op,

@@ -36,8 +36,8 @@ from typing import Any
 
 from normwise.conversions._batch_arithmetic import AddShiftMap, PadWithValue
 from normwise.conversions._batch_layers import Layer, heeds_bias, heeds_padding, is_layer, read, returns_output
-from normwise.conversions._batch_norms import BatchNorm, find, refusal
-from normwise.conversions._batch_paths import Blocked, Paths, Segment
+from normwise.conversions._batch_norms import BatchNorm, find, held, refusal
+from normwise.conversions._batch_paths import NOT_EXACT, Blocked, Paths, Segment
 from normwise.conversions._edits import AddBias, Edit, Remove
 from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step
 from normwise.facts.facts import Facts
@@ -178,26 +178,26 @@ class _Folding:
                 continue
             op = self.graph.producer(value)
             if op is None:
-                raise Blocked("no layer stands before it", norm.norm.op)
+                raise Blocked("no layer stands before it", norm.norm.op, NOT_EXACT)
             if is_layer(op):
                 return op, [(value, end), *path]
             if not self.paths.carries(op, op.inputs[0] if op.inputs else -1):
-                raise Blocked(f"{op.short} stands between it and the layer before it", op)
+                raise Blocked(f"{op.short} stands between it and the layer before it", op, NOT_EXACT)
             value, members = op.inputs[0], frozenset({op.id})
 
     def _into_layers_behind(self, norm: BatchNorm) -> None:
         """Fold a norm into every layer that reads it."""
         if norm.keep:
-            raise Blocked("its activation stands between it and the layers behind it", norm.norm.op)
+            raise Blocked("its activation stands between it and the layers behind it", norm.norm.op, NOT_EXACT)
         readers = list(self._readers(norm.output, norm.output))
         if not readers:
-            raise Blocked("no layer stands behind it", norm.norm.op)
+            raise Blocked("no layer stands behind it", norm.norm.op, NOT_EXACT)
         taken = []
         for reader in readers:
             layer = read(self.paths, reader.op)
             given = self.graph.values[reader.op.inputs[0]].shape
             index = self.paths.carried(norm.output, norm.axis, reader.path, layer.axis(given))
-            self._check_takes_input(layer)
+            self._check_takes_input(layer, norm)
             taken.append((layer, index))
         for layer, index in taken:
             fold = self.folds.setdefault(layer.op.id, _Fold(layer))
@@ -222,9 +222,9 @@ class _Folding:
             elif self.paths.carries(op, value):
                 yield from self._readers(op.outputs[0], start)
             else:
-                raise Blocked(f"{op.short} in {self.graph.path(op) or 'the model'} reads its output", op)
+                raise Blocked(f"{op.short} in {self.paths.where(op)} reads its output", op, NOT_EXACT)
 
-    def _check_takes_input(self, layer: Layer) -> None:
+    def _check_takes_input(self, layer: Layer, norm: BatchNorm) -> None:
         """Check that a layer can take over a norm in front of it."""
         op = layer.op
         if layer.weight is None:
@@ -242,6 +242,9 @@ class _Folding:
                     op,
                     f"choose {' or '.join(repairs.values())}",
                 )
+            numbers = held(self.paths, norm)
+            if self.border == "pad" and numbers is not None and bool((numbers[0] == 0).any()):
+                raise Blocked("a gain is zero: no padding value is sent to zero by the norm", op, repairs["map"])
             heeds = heeds_padding if self.border == "pad" else returns_output
             if not heeds(self.paths, layer):
                 raise Blocked(
