@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         benchmarks,
         blocks,
         checkup,
+        conversions,
         errors,
         facts,
         functional,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from normwise.checkup import check, map
     from normwise.checkup.finding import Basis, Finding, NotChecked, Severity
     from normwise.checkup.report import Report
+    from normwise.conversions import accelerate, convert
     from normwise.errors import NormwiseError
     from normwise.spec import NormSpec, Wiring
     from normwise.targets.target import Target
@@ -53,10 +55,13 @@ __all__ = [
     "Target",
     "Wiring",
     "__version__",
+    "accelerate",
     "benchmarks",
     "blocks",
     "check",
     "checkup",
+    "conversions",
+    "convert",
     "errors",
     "facts",
     "functional",
@@ -84,7 +89,9 @@ _HOMES = {
     "Severity": "normwise.checkup.finding",
     "Target": "normwise.targets.target",
     "Wiring": "normwise.spec",
+    "accelerate": "normwise.conversions",
     "check": "normwise.checkup",
+    "convert": "normwise.conversions",
     "map": "normwise.checkup",
     "param_groups": "normwise.theory",
 }

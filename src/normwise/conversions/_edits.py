@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, dataclass_transform
 
 import torch
@@ -19,6 +19,7 @@ from normwise.spec import NormSpec
 
 __all__ = [
     "EDITS",
+    "REPLACED",
     "AddBias",
     "CentreInput",
     "CentreOutput",
@@ -28,10 +29,12 @@ __all__ = [
     "Untie",
     "edit",
     "edit_from",
+    "replace_everywhere",
     "replace_module",
 ]
 
 EDITS: dict[str, type[Edit]] = {}
+REPLACED = "_replaced"  # where a layer keeps the module whose place it took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,36 +109,67 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
         setattr(holder, name, module)
 
 
+def replace_everywhere(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in every place where another one stands: shared modules stay shared."""
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if module is old:
+            replace_module(model, path, new)
+
+
 @edit("swap-norm")
 class SwapNorm(Edit):
-    """Put a normwise layer of ``spec`` in a norm's place; it takes over the parameters it has a use for.
+    """Put a layer of ours in a norm's place, wherever the model holds it; it takes over the norm's tensors.
+
+    Tensors keep their names, so the keys of the state dict stay. What the layer has and the norm lacks is created.
 
     Args:
         spec: the fields of the ``NormSpec``.
         shape: sizes of gain and shift.
-        keeps: parameters of the old module that the new one takes over, of "weight" and "bias".
-        drops: those that go.
+        keeps: tensors that the layer takes over, by its own words: "weight", "bias", "running_mean", ...
+        drops: names of those that go.
+        creates: words of those that appear.
+        layer: its name in ``normwise.layers``; nothing: the one that is natural for the spec.
+        options: of its constructor, beyond what the spec tells.
+        names: what the norm calls its tensors, where that is not the layer's word.
+        then: children of the norm that are applied to the normalized value: an activation it has built in.
+        learns: whether gain and shift are parameters, or buffers; None: what they were.
+        reversible: the norm stays with the layer, and ``swap_layers.restore`` can put it back.
     """
 
     spec: Mapping[str, Any]
     shape: tuple[int, ...]
     keeps: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
+    creates: tuple[str, ...] = ()
+    layer: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    then: tuple[str, ...] = ()
+    learns: bool | None = None
+    reversible: bool = False
 
     def apply(self, model: nn.Module) -> None:
         """Replace the module."""
-        from normwise.layers import Norm
+        from normwise.conversions._natural import build, take_over, usual_layer
 
         old = model.get_submodule(self.path)
-        spec = NormSpec(**{name: tuple(v) if isinstance(v, list) else v for name, v in self.spec.items()})
-        new = Norm(spec, self.shape, device="meta")
-        for name in self.keeps:
-            setattr(new, name, getattr(old, name))
-        replace_module(model, self.path, new)
+        told: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in self.spec.items()}
+        spec = NormSpec(**told)
+        new = build(self.layer or usual_layer(spec), spec, self.shape, self.options)
+        names = {word: self.names.get(word, word) for word in self.keeps}
+        take_over(old, new, names, self.then, creates=self.creates, learns=self.learns)
+        if self.reversible:
+            vars(new)[REPLACED] = old  # not a submodule: neither in the state dict nor among the parameters
+        replace_everywhere(model, old, new)
+
+    @property
+    def created(self) -> tuple[str, ...]:
+        """Return the keys that appear."""
+        return tuple(f"{self.path}.{word}" for word in self.creates)
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Return the keys of the parameters that go."""
+        """Return the keys of the tensors that go."""
         return tuple(f"{self.path}.{name}" for name in self.drops)
 
 
@@ -225,7 +259,7 @@ class AddBias(Edit):
 
     Args:
         size: its length.
-        dtype: "float32".
+        dtype: that of the weight, "float32".
     """
 
     size: int
@@ -235,7 +269,8 @@ class AddBias(Edit):
         """Register the parameter."""
         module = model.get_submodule(self.path)
         weight = next(module.parameters())
-        bias = torch.zeros(self.size, dtype=getattr(torch, self.dtype), device=weight.device)
+        # a copy in float64, on which the conversion is proved, gets a bias in float64
+        bias = torch.zeros(self.size, dtype=weight.dtype, device=weight.device)
         module.register_parameter("bias", nn.Parameter(bias, requires_grad=weight.requires_grad))
 
     @property

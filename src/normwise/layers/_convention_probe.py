@@ -14,9 +14,14 @@ from torch import nn
 
 from normwise.errors import NotKnown
 
-__all__ = ["Probe", "Values", "close", "quiet", "random", "relative", "single_changes"]
+__all__ = ["NoNorm", "Probe", "Values", "close", "quiet", "random", "relative", "single_changes"]
 
 Values = dict[str, torch.Tensor]
+
+
+class NoNorm(NotKnown):
+    """The module is no norm: none whose form no spec has, but something else."""
+
 
 # float64 inputs are often normalized in float32, by sums of some thousand terms
 _CLOSE = 1e-5
@@ -183,7 +188,7 @@ class Probe:
             if said is None:
                 return shape
             refusals.append(f"{list(shape)}: {said}")
-        raise NotKnown(
+        raise NoNorm(
             f"no input of shape {' or '.join(str(list(shape)) for shape in layouts)} gives an output of the same "
             f"shape ({refusals[0]}); pass size= or example="
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,6 +43,8 @@ class Match:
     dtypes: tuple[bool, ...]
     ulps: tuple[float, ...]
     differing: float  # fraction of elements, over all pairs
+    roles: Mapping[str, str]  # what the module calls its "weight", "bias", "running_mean", "running_var"
+    shape: tuple[int, ...]  # the layout that was tried
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -97,7 +99,7 @@ def best_match(probe: Probe, structure: Structure) -> Match:
     equal_to_the_bit = candidates
     for sample in samples:
         equal_to_the_bit = [spec for spec in equal_to_the_bit if _is_exact(_ours(spec, structure, sample), sample)]
-    matches = [_match(spec, structure, samples) for spec in equal_to_the_bit or candidates]
+    matches = [_match(spec, structure, samples, probe.shape) for spec in equal_to_the_bit or candidates]
     nearest = min(match.rank for match in matches)
     equal = [match for match in matches if match.rank == nearest]
     best = next((match for match in equal if families_of(match.spec)), equal[0])
@@ -215,7 +217,7 @@ def _is_exact(ours: torch.Tensor, sample: _Sample) -> bool:
     return ours.dtype is sample.y.dtype and bool(((ours == sample.y) | (ours.isnan() & sample.y.isnan())).all())
 
 
-def _match(spec: NormSpec, structure: Structure, samples: list[_Sample]) -> Match:
+def _match(spec: NormSpec, structure: Structure, samples: list[_Sample], shape: tuple[int, ...]) -> Match:
     exact, dtypes, distances, differing = [], [], [], 0.0
     for sample in samples:
         ours = _ours(spec, structure, sample)
@@ -230,6 +232,8 @@ def _match(spec: NormSpec, structure: Structure, samples: list[_Sample]) -> Matc
         dtypes=tuple(dtypes),
         ulps=tuple(distances),
         differing=differing / max(1, len(samples)),
+        roles=structure.roles,
+        shape=shape,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from normwise.errors import NotKnown
 from normwise.layers._convention_eps import with_eps
-from normwise.layers._convention_probe import Probe, Values, close, relative, single_changes
+from normwise.layers._convention_probe import NoNorm, Probe, Values, close, relative, single_changes
 from normwise.spec import Gate, NormSpec, Scope, Statistic, Weight, reference
 from normwise.spec.definition import activation
 
@@ -32,6 +32,12 @@ class Structure:
     mean: str | None = None  # the buffers of a norm that uses statistics it holds
     variance: str | None = None
 
+    @property
+    def roles(self) -> dict[str, str]:
+        """Return the names of the operands by what the layers call them."""
+        roles = {"weight": self.gain, "bias": self.shift, "running_mean": self.mean, "running_var": self.variance}
+        return {role: name for role, name in roles.items() if name is not None}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Roles:
@@ -51,17 +57,17 @@ def structure_of(probe: Probe) -> Structure:
     x, values = probe.input(1) * _LARGE + _LARGE / 4, probe.values(10)
     y = _finite(probe.run(x, values))
     if not torch.equal(y, probe.run(x, values)):
-        raise NotKnown("two calls on the same input give two results; put it in eval mode if it holds a dropout")
+        raise NoNorm("two calls on the same input give two results; put it in eval mode if it holds a dropout")
     if close(probe.run(probe.input(2) * _LARGE, values), y):
-        raise NotKnown("its output does not depend on its input")
+        raise NoNorm("its output does not depend on its input")
     changed = _changed(probe, x, values, [0] * x.ndim)
     axes: tuple[int, ...] = tuple(axis - x.ndim for axis, where in enumerate(changed) if len(where) > 1)
     if not axes:
-        raise NotKnown(ELEMENTWISE)
+        raise NoNorm(ELEMENTWISE)
     for by, tolerance in ((4.0, _AFFECTED), (1 / 16, 100 * _AFFECTED)):
         scaled = probe.run(x * by, values)
         if not close(scaled, y, tolerance):
-            raise NotKnown(
+            raise NoNorm(
                 f"no statistic of its input divides it: multiplying the input by {by:g} changes the output by "
                 f"{relative(scaled, y):.2g} of its size, multiplies it by {_ratio(scaled, y):.3g} on average"
             )
@@ -99,7 +105,7 @@ def is_elementwise(probe: Probe) -> bool:
 
 def _finite(y: torch.Tensor) -> torch.Tensor:
     if not y.isfinite().all():
-        raise NotKnown("ordinary random input gives infinity or NaN")
+        raise NoNorm("ordinary random input gives infinity or NaN")
     return y
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from normwise.errors import NotKnown
 from normwise.layers._convention_frozen import frozen_structure, momentum_of, moves
-from normwise.layers._convention_probe import Probe, quiet
+from normwise.layers._convention_probe import NoNorm, Probe, quiet
 from normwise.layers._convention_rounding import Match, best_match, families_of
 from normwise.layers._convention_structure import ELEMENTWISE, is_elementwise, structure_of
 from normwise.spec import NormSpec
@@ -64,7 +64,7 @@ def match_of(
     *,
     example: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Match:
-    """Return the spec of ``convention_of`` with how near it comes on each pair of dtypes."""
+    """Return the spec of ``convention_of``, how near it comes on each pair of dtypes, and the names of its operands."""
     with quiet():
         probe = Probe(module, size, example)
         training = probe.is_training()
@@ -75,7 +75,7 @@ def match_of(
         if is_elementwise(probe):
             structure = frozen_structure(probe)
             if structure is None:
-                raise NotKnown(ELEMENTWISE)
+                raise NoNorm(ELEMENTWISE)
             return best_match(probe, structure)
         return best_match(probe, structure_of(probe))
 
@@ -87,6 +87,6 @@ def _running_match(probe: Probe) -> Match:
     held = frozen_structure(probe)
     if held is None:
         raise NotKnown("its buffers move in training, but are not the mean and variance that evaluation uses")
-    best_match(probe, held)
+    roles = best_match(probe, held).roles
     probe.train(True)
-    return replace(match, spec=replace(match.spec, running=True, momentum=momentum_of(probe, held)))
+    return replace(match, spec=replace(match.spec, running=True, momentum=momentum_of(probe, held)), roles=roles)
