@@ -350,6 +350,7 @@ CASES: dict[str, Case] = {
     "QKNorm all heads": case(layers.QKNorm, FEATURES, 4, 2, over="all_heads", inputs=heads, formula=over_heads),
     "RMSNorm": hidden(layers.RMSNorm, FEATURES, twin=nn.RMSNorm),
     "RMSNorm unit offset": hidden(layers.RMSNorm, FEATURES, add_unit_offset=True),
+    "RMSNorm shift": hidden(layers.RMSNorm, FEATURES, bias=True),
     "RMSNorm llama": hidden(layers.RMSNorm, FEATURES, spec=layers.FAMILIES["llama"], half_roundings=2),
     "ScaleNorm": hidden(layers.ScaleNorm, FEATURES),
     # without a process group; with one: test_sync_batch_norm

@@ -251,6 +251,7 @@ REPR = {
     "PartialRMSNorm": "PartialRMSNorm((6,), eps=1e-08, elementwise_affine=True, partial=0.5)",
     "RMSNorm": "RMSNorm((6,), eps=None, elementwise_affine=True)",
     "RMSNorm unit offset": "RMSNorm((6,), eps=None, elementwise_affine=True, weight_offset=1.0)",
+    "RMSNorm shift": "RMSNorm((6,), eps=None, elementwise_affine=True, bias=True)",
     "RMSNorm llama": "RMSNorm((6,), eps=1e-06, elementwise_affine=True, cast=before_weight, out_dtype=promoted)",
     "ScaleNorm": "ScaleNorm((6,), eps=1e-05)",
 }

@@ -176,7 +176,7 @@ class HiddenModule(NormModule):
     def extra_repr(self) -> str:
         """Return torch's words, and what differs from the usual convention of this layer."""
         told = [f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"]
-        if self.usual.bias:
+        if self.usual.bias or self.bias is not None:
             told.append(f"bias={self.bias is not None}")
         return ", ".join(told + self._convention())
 

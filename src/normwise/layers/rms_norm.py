@@ -15,7 +15,7 @@ __all__ = ["RMSNorm"]
 
 
 class RMSNorm(FamilyModule):
-    """Compute weight' * x / sqrt(mean(x^2) + eps) over the trailing axes; weight' is weight, or 1 + weight.
+    """Compute weight' * x / sqrt(mean(x^2) + eps) [+ bias] over the trailing axes; weight' is weight, or 1 + weight.
 
     Takes the place of ``torch.nn.RMSNorm``: same arguments, same state dict. Model families disagree on whether
     1 is added to the weight, and on where the value returns to half precision: ``RMSNorm.like("gemma", H)``
@@ -29,6 +29,7 @@ class RMSNorm(FamilyModule):
         dtype: of the gain.
         add_unit_offset: multiply by 1 + weight, with a weight that starts at 0 (Gemma). A bfloat16 gain stored
             this way can move: next to 1.0 the smallest step is 0.0078.
+        bias: whether there is a shift: what a LayerNorm becomes whose input has a mean of zero.
         spec: another convention, such as one of ``normwise.layers.FAMILIES``; its eps and its gain are used
             unless given here.
         kernel: auto for the best that takes the call, or the name of one that must be used, see ``normwise.kernels``.
@@ -61,11 +62,13 @@ class RMSNorm(FamilyModule):
         dtype: torch.dtype | None = None,
         *,
         add_unit_offset: bool = False,
+        bias: bool = False,
         spec: NormSpec = RMS,
         kernel: str = "auto",
     ) -> None:
         spec = replace(spec, weight_offset=1.0) if add_unit_offset else spec
-        super().__init__(normalized_shape, eps, elementwise_affine, False, device, dtype, spec=spec, kernel=kernel)
+        spec = replace(spec, bias=spec.bias or bias)
+        super().__init__(normalized_shape, eps, elementwise_affine, True, device, dtype, spec=spec, kernel=kernel)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize ``input`` [..., *normalized_shape]."""
