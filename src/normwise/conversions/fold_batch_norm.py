@@ -167,23 +167,27 @@ class _Folding:
         """Return the layer that makes a norm's input, and the path from there."""
         value, end, members = norm.input, norm.input, norm.members
         path: list[Segment] = []
+        passed = [(value, members)]
         while True:
-            self.paths.check_unseen(value)
-            self.paths.check_read_by(value, members)
+            op = self.graph.producer(value)
             if value in self.upward:
                 earlier = self.upward[value]
                 path.insert(0, (value, end))
-                value, members = earlier.input, earlier.members
-                end = value
-                continue
-            op = self.graph.producer(value)
-            if op is None:
+                value = end = earlier.input
+                members = earlier.members
+            elif op is None:
                 raise Blocked("no layer stands before it", norm.norm.op, NOT_EXACT)
-            if is_layer(op):
-                return op, [(value, end), *path]
-            if not self.paths.carries(op, op.inputs[0] if op.inputs else -1):
+            elif is_layer(op):
+                break
+            elif op.inputs and self.paths.carries(op, op.inputs[0]):
+                value, members = op.inputs[0], frozenset({op.id})
+            else:
                 raise Blocked(f"{op.short} stands between it and the layer before it", op, NOT_EXACT)
-            value, members = op.inputs[0], frozenset({op.id})
+            passed.append((value, members))
+        for seen, readers in passed:
+            self.paths.check_unseen(seen)
+            self.paths.check_read_by(seen, readers)
+        return op, [(value, end), *path]
 
     def _into_layers_behind(self, norm: BatchNorm) -> None:
         """Fold a norm into every layer that reads it."""
