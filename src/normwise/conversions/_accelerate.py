@@ -104,6 +104,6 @@ def accelerate(model: nn.Module, inputs: Any = None) -> Accelerated:
     found = Target(model=model, inputs_from=InputsFrom.NONE) if inputs is None else target(model, inputs)
     plan = swap_layers.plan(Facts(found))
     apply_to_model(plan, model)
-    if plan.changes:
-        torch.compiler.reset()  # what was compiled with the old layers
+    if plan.changes and "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # what was compiled with the old modules
     return Accelerated(plan=plan)

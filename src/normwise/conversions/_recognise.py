@@ -56,9 +56,14 @@ class Recognised:
 
 
 class Recogniser:
-    """Recognises modules; those of one class, configuration and sizes are looked at once."""
+    """Recognises modules; those of one class, configuration and sizes are looked at once.
 
-    def __init__(self) -> None:
+    Args:
+        mixed: the layer equals the module on inputs of other dtypes than the parameters, too.
+    """
+
+    def __init__(self, *, mixed: bool = True) -> None:
+        self.mixed = mixed
         self._known: dict[tuple[Any, ...], Recognised | NotKnown] = {}
 
     def __call__(self, module: nn.Module, shape: tuple[int, ...] = ()) -> Recognised:
@@ -77,7 +82,7 @@ class Recogniser:
         shape = () if tensors_of(module) else shape
         key = _key(module, shape)
         if key is None or key not in self._known:
-            found = _recognised(module, shape)
+            found = _recognised(module, shape, self.mixed)
             if key is None:
                 return _sure(found)
             self._known[key] = found
@@ -106,7 +111,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, torch.dtype))
 
 
-def _recognised(module: nn.Module, shape: tuple[int, ...]) -> Recognised | NotKnown:
+def _recognised(module: nn.Module, shape: tuple[int, ...], mixed: bool) -> Recognised | NotKnown:
     try:
         if isinstance(module, torch.jit.ScriptModule):
             raise NoNorm(str(obstacle(module)))
@@ -124,7 +129,7 @@ def _recognised(module: nn.Module, shape: tuple[int, ...]) -> Recognised | NotKn
         if further:
             raise NotKnown(f"its forward takes {further[0]!r} as well, with which it may compute something else")
         with quiet():
-            return _layer_for(bare(module, alone=False), match, names)
+            return _layer_for(bare(module, alone=False), match, names, mixed)
     except NotKnown as why:
         return why
 
@@ -155,7 +160,7 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and value > 1
 
 
-def _layer_for(full: nn.Module, match: Match, names: Mapping[str, str]) -> Recognised:
+def _layer_for(full: nn.Module, match: Match, names: Mapping[str, str], mixed: bool) -> Recognised:
     """Return the first layer that equals a module wherever that takes its input.
 
     One that refuses what the module refuses is taken before one that does not.
@@ -174,7 +179,7 @@ def _layer_for(full: nn.Module, match: Match, names: Mapping[str, str]) -> Recog
             take_over(full, new, names, then)
         except (TypeError, ValueError):  # the layer does not compute this, or not with these tensors
             continue
-        same = compare(full, new, shapes, gated=spec.gate is not Gate.NONE)
+        same = compare(full, new, shapes, gated=spec.gate is not Gate.NONE, mixed=mixed)
         if isinstance(same, str):
             nearest = nearest if nearest and "refuses" in same else f"{layer} {same}"
             continue

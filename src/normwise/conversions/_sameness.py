@@ -64,7 +64,9 @@ def layouts(tail: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     yield from ((a, b, *other), (c, a, b, *other))
 
 
-def compare(old: nn.Module, new: nn.Module, shapes: Sequence[tuple[int, ...]], *, gated: bool) -> Sameness | str:
+def compare(
+    old: nn.Module, new: nn.Module, shapes: Sequence[tuple[int, ...]], *, gated: bool, mixed: bool = True
+) -> Sameness | str:
     """Return how the new module equals the old one, or where it does not.
 
     Outputs, buffers after a call, and in float32 gradients are compared, in training and in evaluation.
@@ -74,10 +76,13 @@ def compare(old: nn.Module, new: nn.Module, shapes: Sequence[tuple[int, ...]], *
         new: with the same numbers.
         shapes: of inputs; those that the old module refuses, or warns of, are left out.
         gated: both take a gate.
+        mixed: inputs of other dtypes than the parameters are compared as well.
     """
     exact: dict[str, bool] = {}
     strict = True
     for (dtype, parameters), training in itertools.product(_PAIRS, (False, True)):
+        if dtype is not parameters and not mixed:
+            continue
         pair = [copy.deepcopy(module).to(parameters).train(training) for module in (old, new)]
         for shape in shapes:
             x = torch.randn((1 + gated, *shape), generator=torch.Generator().manual_seed(1)) * 2 + 0.5

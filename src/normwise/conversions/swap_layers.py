@@ -100,7 +100,7 @@ def plan_of_model(
         bias: as in ``plan``.
         notes: what the user should know.
     """
-    recognise = Recogniser()
+    recognise = Recogniser(mixed=to is None)  # an exchange does not keep the dtypes of mixed calls
     shapes = {site.row.path: site.row.shape for site in sites}
     edits, changes, refused = [], [], []
     no_norms: dict[str, str] = {}
