@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -15,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+from tables import write_table  # beside this file, which is run as a script
 
 from normwise import placements
 from normwise.models import Decoder
@@ -143,20 +143,6 @@ def row(placement: str) -> list[str]:
     ]
 
 
-def table(header: str, rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown."""
-    names = header.split(", ")
-    lines = [f"| {' | '.join(cells)} |" for cells in (names, *rows)]
-    return "\n".join([lines[0], "|---" * len(names) + "|", *lines[1:]])
-
-
-def with_table(text: str, new: str) -> str:
-    """Return a page with its table of placements made anew."""
-    before, _, rest = text.partition("<!-- measured placements -->\n")
-    after = rest.partition("<!-- /measured placements -->")[2]
-    return f"{before}<!-- measured placements -->\n{new}\n<!-- /measured placements -->{after}"
-
-
 def picture(name: str) -> str:
     """Return a panel for each placement: measurement solid, theory dashed."""
     what, drawn, title = PICTURES[name]
@@ -175,8 +161,7 @@ def main() -> None:
     """Write tables and pictures."""
     rows = [row(placement) for placement in placements.names()]
     for page, header in HEADERS.items():
-        path = DOCS / page
-        path.write_text(with_table(path.read_text("utf-8"), table(header, rows)), "utf-8")
+        write_table(DOCS / page, "measured placements", header, rows)
     for name in PICTURES:
         (DOCS / "images" / f"placements-{name}.svg").write_text(picture(name), "utf-8", newline="\n")
 

@@ -232,7 +232,8 @@ def test_the_figures_of_placements_are_those_that_were_measured(name: str) -> No
 
 
 @pytest.mark.slow
-def test_a_placement_measured_again_is_the_same() -> None:
+def test_a_placement_measured_again_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)  # the script imports what stands beside it
     again = runpy.run_path(str(DOCS / "measure_placements.py"))["row"]("deep-norm")
     told = rows_between("docs/measured.md", "measured placements")["deep-norm"]
     assert same(" ".join(told), " ".join(again[1:]))

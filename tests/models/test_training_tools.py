@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -38,6 +40,15 @@ def trained(model: nn.Module, kind: str) -> tuple[torch.Tensor, Gradients]:
     output = model(*ids(kind))
     loss(output).backward()
     return output.detach(), gradients(model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copied_and_a_pickled_model_compute_the_same_and_share_nothing(kind: str) -> None:
+    model = small(kind, "deep-norm")
+    output = model(*ids(kind))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(*ids(kind)), output)
+        assert not {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in other.parameters()}
 
 
 # -- torch.compile -------------------------------------------------------------------------------

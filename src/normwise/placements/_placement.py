@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from normwise._parts import page, page_title
 from normwise.placements._asked import is_whole
@@ -27,6 +28,12 @@ class Placement:
 
     name: str
     part: ModuleType
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle by name: a module cannot be."""
+        from normwise.placements import get
+
+        return get, (self.name,)
 
     @property
     def title(self) -> str:
