@@ -412,7 +412,7 @@ def test_no_argument_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_commands_are_listed_in_the_order_of_use() -> None:
-    assert list(commands.commands) == ["check", "map", "rules", "explain", "bench"]
+    assert list(commands.commands) == ["check", "map", "rules", "explain", "convert", "bench"]
 
 
 def test_help_takes_less_than_a_second() -> None:
@@ -432,7 +432,7 @@ def test_python_m_normwise_is_the_command_line() -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_failure() -> None:
-    code = "import sys; from normwise import cli; cli._print('x' * 10**6); cli._print('y'); sys.exit(1)"
+    code = "import sys; from normwise.cli._output import say; say('x' * 10**6); say('y'); sys.exit(1)"
     reading, writing = os.pipe()
     os.close(reading)
     result = subprocess.run(
@@ -443,7 +443,7 @@ def test_a_reader_that_leaves_early_is_no_failure() -> None:
 
 
 def test_a_terminal_without_the_character_shows_its_escape() -> None:
-    code = "from normwise import cli; cli._never_fail_to_encode(); cli._print('eps \\u03b5')"
+    code = "from normwise.cli import _output as o; o.never_fail_to_encode(); o.say('eps \\u03b5')"
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False)
     assert result.stdout.split() == [b"eps", b"\\u03b5"]

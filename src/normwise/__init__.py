@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from normwise.checkup.finding import Basis, Finding, NotChecked, Severity
     from normwise.checkup.report import Report
     from normwise.conversions import accelerate, convert
+    from normwise.conversions.saving import load
     from normwise.errors import NormwiseError
     from normwise.spec import NormSpec, Wiring
     from normwise.targets.target import Target
@@ -68,6 +69,7 @@ __all__ = [
     "graph",
     "kernels",
     "layers",
+    "load",
     "map",
     "models",
     "param_groups",
@@ -92,6 +94,7 @@ _HOMES = {
     "accelerate": "normwise.conversions",
     "check": "normwise.checkup",
     "convert": "normwise.conversions",
+    "load": "normwise.conversions.saving",
     "map": "normwise.checkup",
     "param_groups": "normwise.theory",
 }

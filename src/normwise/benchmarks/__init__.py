@@ -36,7 +36,6 @@ from normwise.benchmarks._outputs import formats as formats
 from normwise.benchmarks._outputs import render as render
 from normwise.benchmarks._outputs import save as save
 from normwise.benchmarks._outputs import suffixes as suffixes
-from normwise.benchmarks._progress import progress as progress
 from normwise.benchmarks._race import Method as Method
 from normwise.benchmarks._result import OURS as OURS
 from normwise.benchmarks._result import Result as Result
@@ -46,6 +45,7 @@ from normwise.benchmarks._rivals import EAGER as EAGER
 from normwise.benchmarks._rivals import TORCH as TORCH
 from normwise.benchmarks._rivals import TRANSFORMERS as TRANSFORMERS
 from normwise.benchmarks._words import kernels_line as kernels_line
+from normwise.rendering.progress import progress as progress
 
 __all__ = [
     "ADD_CLONE",

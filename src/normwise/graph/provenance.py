@@ -21,7 +21,7 @@ __all__ = ["CallStack", "SourceFinder"]
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # what runs the tracer; our own layers and models are user code like anybody's
-_MACHINERY = tuple(os.path.join(_PACKAGE, name) for name in ("graph", "facts", "checkup", "targets", "cli.py"))
+_MACHINERY = tuple(os.path.join(_PACKAGE, name) for name in ("graph", "facts", "checkup", "targets", "cli"))
 _ROOTS = tuple(sorted({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}, key=len, reverse=True))
 
 

@@ -1,6 +1,6 @@
 """What every report and study draws with: the text sanitiser, numbers, tables, collapsed paths and SVG.
 
-Nothing here knows of models. Rich is loaded by ``tables`` only, when a table is printed.
+Nothing here knows of models. Rich is loaded by ``tables`` and ``progress`` only, when something is printed.
 """
 
 from normwise.rendering.cleaning import clean as clean

@@ -45,6 +45,7 @@ def convert_checkpoint(
     format: str | None = None,
     force: bool = False,
     converted: Converted | None = None,
+    verify: bool = True,
     advance: Advance = lambda text, done, total: None,
 ) -> dict[str, Any]:
     """Convert a checkpoint on disk, tensor by tensor; the source is only read.
@@ -60,6 +61,7 @@ def convert_checkpoint(
         force: replace what is there.
         converted: the same conversion in memory, with its proof; what was written is loaded again and must equal it.
             Without it nothing is verified, and the report says so.
+        verify: load it again and compare; False where ``converted`` holds no numbers.
         advance: is told what is done, how many bytes of it, and of how many.
 
     Returns:
@@ -78,7 +80,7 @@ def convert_checkpoint(
     output = Output(
         plan=plan, model=model, weights=stream(plan, checkpoint, model), checkpoint=checkpoint, others=checkpoint.folder
     )
-    return _save(output, Path(out), format, force=force, converted=converted, verify=True, advance=advance)
+    return _save(output, Path(out), format, force=force, converted=converted, verify=verify, advance=advance)
 
 
 def save_converted(

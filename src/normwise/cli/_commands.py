@@ -1,35 +1,25 @@
-"""The command line: parse, call one function, print, exit.
-
-Exit codes: 0 nothing found at or above ``--fail-on``, 1 findings, 2 could not run.
-Whatever needs torch is imported inside the commands, so that ``normwise --help`` is quick.
-"""
+"""The commands that examine models, and the rules and benchmarks."""
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 import shlex
-import sys
-import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from normwise.cli._convert import convert
+from normwise.cli._options import debug, files, lang, loading, rendering, split
+from normwise.cli._output import COULD_NOT_RUN, aside, cleaned, no_collection, say
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from normwise.checkup.report import Report
 
-__all__ = ["main"]
-
-COULD_NOT_RUN = 2
+__all__ = ["commands"]
 
 
 class _Commands(click.Group):
@@ -40,72 +30,13 @@ class _Commands(click.Group):
         return list(self.commands)
 
 
-def _split(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
-
-
-def _writable(package: str) -> Callable[[click.Context, click.Parameter, tuple[Path, ...]], tuple[Path, ...]]:
-    """Return what refuses, before anything runs, files that the package could not write."""
-
-    def refuse(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-        suffixes = sorted(import_module(package).suffixes()) if paths else []
-        for path in paths:
-            if path.suffix.lower() not in suffixes:
-                raise click.BadParameter(f"{path} names no report format: let it end in {', '.join(suffixes)}.")
-            if not path.parent.is_dir():
-                raise click.BadParameter(f"the folder of {path} does not exist: create {path.parent} first.")
-            if not os.access(path.parent, os.W_OK):
-                raise click.BadParameter(f"the folder of {path} cannot be written to: choose another.")
-        return paths
-
-    return refuse
-
-
-def _stack(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def decorate(command: Any) -> Any:
-        for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
-
-    return decorate
-
-
-def _files(package: str, help: str) -> Callable[[Any], Any]:
-    of_files = click.Path(dir_okay=False, path_type=Path)
-    return click.option(
-        "-o", "outputs", multiple=True, metavar="FILE", type=of_files, callback=_writable(package), help=help
-    )
-
-
-_debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
-_loading = _stack(
-    click.option(
-        "--inputs", metavar="SPEC", help="Shapes of the inputs: 2x3x64x64, 2x12:long, ids=2x12:long,mask=2x12:bool."
-    ),
-    click.option(
-        "--dtype", type=click.Choice(["float32", "float16", "bfloat16", "float64"]), help="Run a copy in this."
-    ),
-    click.option("--device", metavar="DEVICE", help="Run there: cpu, cuda, cuda:1, ..."),
-)
-_lang = click.option(
-    "--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True, help="English or Chinese."
-)
-_rendering = _stack(
-    click.option("--format", "format_", metavar="FORMAT", help="What to print: text (default), json or html."),
-    _files("normwise.checkup.reports", "Also write the report; the suffix chooses its format. Repeatable."),
-    _lang,
-    click.option("--full", is_flag=True, help="Show every block, also repeated ones."),
-    _debug,
-)
-
-
 def _version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
     """Print the version, and what computes norms here."""
     if asked:
         from importlib.metadata import version
 
-        _print(f"normwise {version('normwise')}")
-        _print(_kernels())
+        say(f"normwise {version('normwise')}")
+        say(_kernels())
         ctx.exit()
 
 
@@ -113,12 +44,12 @@ def _version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> Non
     cls=_Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 nothing found at or above --fail-on, 1 findings, 2 could not run.",
+    epilog="Exit codes: 0 done, nothing found at or above --fail-on; 1 findings, refused; 2 could not run.",
 )
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit."
 )
-@_debug
+@debug
 @click.pass_context
 def commands(ctx: click.Context) -> int:
     """Find every normalization in a PyTorch model, and what is wrong with it.
@@ -126,18 +57,18 @@ def commands(ctx: click.Context) -> int:
     Start with `normwise check`: it needs nothing and examines a small built-in model.
     """
     if ctx.invoked_subcommand is None:
-        _print(ctx.get_help())
-        _print(f"\n  {_kernels()}")  # after the help, which need not wait for torch
+        say(ctx.get_help())
+        say(f"\n  {_kernels()}")  # after the help, which need not wait for torch
     return 0
 
 
 @commands.command()
 @click.argument("target", required=False)
-@_loading
+@loading
 @click.option(
-    "--select", multiple=True, callback=_split, metavar="RULES", help="Run these only: codes, names or families."
+    "--select", multiple=True, callback=split, metavar="RULES", help="Run these only: codes, names or families."
 )
-@click.option("--ignore", multiple=True, callback=_split, metavar="RULES", help="Leave these out.")
+@click.option("--ignore", multiple=True, callback=split, metavar="RULES", help="Leave these out.")
 @click.option(
     "--fail-on",
     type=click.Choice(["error", "warning", "info", "never"]),
@@ -152,7 +83,7 @@ def commands(ctx: click.Context) -> int:
     show_default=True,
     help="read: one run of the model; normal: at most 15.",
 )
-@_rendering
+@rendering
 def check(
     target: str | None, select: tuple[str, ...], ignore: tuple[str, ...], fail_on: str, effort: str, **options: Any
 ) -> int:
@@ -169,7 +100,7 @@ def check(
     """
     if target is None:
         click.echo("no target given: this is the built-in demo; `normwise check --help` shows what else", err=True)
-    with _aside():
+    with aside():
         loaded = _load(target or "", options)
         from normwise import checkup  # behind the load, which imports what it needs without collections
 
@@ -181,13 +112,13 @@ def check(
 
 @commands.command("map")
 @click.argument("target")
-@_loading
-@_rendering
+@loading
+@rendering
 def map_(target: str, **options: Any) -> int:
     """Map the norms of TARGET without judging them."""
     from normwise import checkup
 
-    with _aside():
+    with aside():
         report = checkup.map(_load(target, options))
     _deliver(report, options)
     return _exit_code(report, "never")
@@ -195,31 +126,34 @@ def map_(target: str, **options: Any) -> int:
 
 @commands.command()
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-@_lang
-@_debug
+@lang
+@debug
 def rules(as_json: bool, lang: str) -> int:
     """List the rules."""
     rows = [_rule_row(name, part, lang) for name, part in _rules_by_code()]
     if as_json:
-        _print(json.dumps(rows, indent=2))
+        say(json.dumps(rows, indent=2))
         return 0
     widths = [max(len(row[key]) for row in rows) for key in ("code", "name", "severity")]
     for row in rows:
-        _print("  ".join([*map(str.ljust, list(row.values())[:3], widths), row["title"]]))
+        say("  ".join([*map(str.ljust, list(row.values())[:3], widths), row["title"]]))
     return 0
 
 
 @commands.command()
 @click.argument("rule", metavar="CODE|NAME")
-@_lang
-@_debug
+@lang
+@debug
 def explain(rule: str, lang: str) -> int:
     """Print the page of a rule: what it finds, why it matters, how to fix it."""
     from normwise._parts import page
 
     name, part = _find_rule(rule)
-    _print(f"{part.CODE} {name} ({part.SEVERITY})\n\n{page(part, lang)}\n\nsource: {part.__file__}")
+    say(f"{part.CODE} {name} ({part.SEVERITY})\n\n{page(part, lang)}\n\nsource: {part.__file__}")
     return 0
+
+
+commands.add_command(convert)
 
 
 @commands.command()
@@ -243,9 +177,9 @@ def explain(rule: str, lang: str) -> int:
 @click.option("--device", metavar="DEVICE", default="cpu", show_default=True, help="Run there: cpu, cuda, cuda:1, ...")
 @click.option("--eager", is_flag=True, help="Time our kernel of plain torch too.")
 @click.option("--format", "format_", metavar="FORMAT", help="What to print: text (default), json or svg.")
-@_files("normwise.benchmarks", "Also write the figures: .txt, .json or .svg, a bar chart. Repeatable.")
-@_lang
-@_debug
+@files("normwise.benchmarks", "Also write the figures: .txt, .json or .svg, a bar chart. Repeatable.")
+@lang
+@debug
 def bench(name: str | None, outputs: tuple[Path, ...], format_: str | None, lang: str, **options: Any) -> int:
     """Time our norms beside everybody's; checks them first.
 
@@ -259,15 +193,15 @@ def bench(name: str | None, outputs: tuple[Path, ...], format_: str | None, lang
     Rivals take turns in one run: torch.nn, torch.compile of it, the class of transformers, ONNX Runtime, and a copy
     of the input as the limit. Nothing is timed if one of our results is wrong.
     """
-    with _aside(), _no_collection():
+    with aside(), no_collection():
         from normwise import benchmarks
     if format_ not in (None, *benchmarks.formats()):
         raise ValueError(f"no format is called {format_!r}: choose from {', '.join(benchmarks.formats())}")
-    with _aside(), benchmarks.progress() as advance:
+    with aside(), benchmarks.progress() as advance:
         result = benchmarks.run(name or benchmarks.DEFAULT, advance=advance, **options)
     if not result.rows:
         raise KeyboardInterrupt
-    _print(benchmarks.render(result, format_ or "text", lang=lang))
+    say(benchmarks.render(result, format_ or "text", lang=lang))
     if not result.finished:
         click.echo("normwise: interrupted, what was measured until then is above; nothing was written", err=True)
         return COULD_NOT_RUN
@@ -277,39 +211,8 @@ def bench(name: str | None, outputs: tuple[Path, ...], format_: str | None, lang
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: what stands after ``normwise``; those of this process by default.
-
-    Returns:
-        The exit code: 0, 1 (findings) or 2 (could not run).
-    """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    _never_fail_to_encode()
-    try:
-        return commands.main(list(arguments), prog_name="normwise", standalone_mode=False) or 0
-    except (Exception, KeyboardInterrupt, SystemExit) as failure:
-        text = f"normwise: {_message(failure)}"
-        if "--debug" in arguments:
-            text = "".join(traceback.format_exception(failure)) + text
-        click.echo("\n".join(map(_clean, text.split("\n"))), err=True)
-        return COULD_NOT_RUN
-    finally:
-        gc.unfreeze()
-
-
-@contextmanager
-def _aside() -> Iterator[None]:
-    """Keep what the target prints out of the report, and its warnings off the screen."""
-    with redirect_stdout(sys.stderr), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def _load(target: str, options: dict[str, Any]) -> Any:
-    with _no_collection():
+    with no_collection():
         from normwise import targets
         from normwise.checkup import reports
 
@@ -318,25 +221,12 @@ def _load(target: str, options: dict[str, Any]) -> Any:
         return targets.load(target, inputs=options["inputs"], dtype=options["dtype"], device=options["device"])
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Imports make a million objects and no garbage: Python need not look for it, nor later among those objects."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()  # until ``main`` returns
-        if enabled:
-            gc.enable()
-
-
 def _deliver(report: Report, options: dict[str, Any]) -> None:
     """Print the report, then write its files: what was found is seen even if a disk is full."""
     from normwise.checkup import reports
 
     chosen = {"lang": options["lang"], "full": options["full"]}
-    _print(reports.render(report, options["format_"] or "text", **chosen))
+    say(reports.render(report, options["format_"] or "text", **chosen))
     for path in options["outputs"]:
         reports.save(report, path, **chosen)
         click.echo(f"wrote {path}", err=True)
@@ -352,7 +242,7 @@ def _command(target: str | None, options: dict[str, Any], effort: str) -> str:
 
 def _kernels() -> str:
     """Say which of our kernels runs here, and why not the others."""
-    with _aside(), _no_collection():
+    with aside(), no_collection():
         from normwise import benchmarks, kernels
 
         return benchmarks.kernels_line(kernels.backends())
@@ -366,7 +256,7 @@ def _exit_code(report: Report, fail_on: str) -> int:
     if report.inputs == "none" and not failed:
         hint = "give --inputs SHAPE (2x12:long, ids=2x12:long) or return (model, inputs)"
         click.echo(
-            _clean(f"normwise: {report.target}: the model was not run, no inputs could be inferred; {hint}"), err=True
+            cleaned(f"normwise: {report.target}: the model was not run, no inputs could be inferred; {hint}"), err=True
         )
         return COULD_NOT_RUN
     return int(failed)
@@ -395,45 +285,3 @@ def _find_rule(text: str) -> tuple[str, ModuleType]:
     near = get_close_matches(wanted, [word for name, part in parts for word in (name, part.CODE.lower())], n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`normwise rules` lists them"
     raise ValueError(f"no rule is called {text!r}: {hint}")
-
-
-def _print(text: str) -> None:
-    try:
-        click.echo(text, nl=not text.endswith("\n"))
-    except BrokenPipeError:
-        # The reader (`| head`) has seen enough: go on in silence, the exit code still counts.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _never_fail_to_encode() -> None:
-    """Let a terminal that lacks a character show its escape instead."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
-
-
-def _clean(line: str) -> str:
-    from normwise.rendering import clean
-
-    return clean(line)
-
-
-def _message(failure: BaseException) -> str:
-    """Say in one sentence what went wrong and what to do."""
-    from normwise.errors import NormwiseError
-
-    match failure:
-        case click.UsageError(ctx=ctx):
-            return f"{failure.format_message()} (see `{ctx.command_path if ctx else 'normwise'} --help`)"
-        case click.ClickException():
-            return failure.format_message()
-        case click.Abort() | KeyboardInterrupt():
-            return "interrupted, nothing was concluded"
-        case SystemExit(code=code):
-            return f"the code of the target ended the program with exit status {code!r}: remove its call of exit()"
-        case OSError(strerror=str(why), filename=str(path)):
-            return f"{path}: {why}"
-        case NormwiseError() | ValueError() | TypeError() | OSError() if str(failure):
-            return str(failure)
-    return f"this is a bug in normwise ({type(failure).__name__}: {failure}); run again with --debug and report it"

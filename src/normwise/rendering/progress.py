@@ -1,4 +1,4 @@
-"""How far a benchmark has come, on standard error; nothing where that is no terminal."""
+"""How far something has come, on standard error; nothing where that is no terminal."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["progress"]
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], Any]]:
-    """Show a bar while the block runs; what it yields is told what is running, how much is done, how much there is."""
+    """Show a bar while the block runs; what it yields is told what is running, how much is done, how much there is (0: unknown)."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
-        yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total)
+        yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total or None)

@@ -1,0 +1,61 @@
+"""What the commands print with, and how a target is kept from printing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+
+import click
+
+__all__ = ["COULD_NOT_RUN", "aside", "cleaned", "never_fail_to_encode", "no_collection", "say"]
+
+COULD_NOT_RUN = 2
+
+
+def say(text: str) -> None:
+    """Print to standard output."""
+    try:
+        click.echo(text, nl=not text.endswith("\n"))
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough: go on in silence, the exit code still counts.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def never_fail_to_encode() -> None:
+    """Let a terminal that lacks a character show its escape instead."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def cleaned(line: str) -> str:
+    """Return a line that is safe to show."""
+    from normwise.rendering import clean
+
+    return clean(line)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Keep what the target prints out of the report, and its warnings off the screen."""
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Imports make a million objects and no garbage: Python need not look for it, nor later among those objects."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()  # until ``main`` returns
+        if enabled:
+            gc.enable()
