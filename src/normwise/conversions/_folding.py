@@ -116,7 +116,11 @@ class _Folder:
             raise Blocked("its bias would have to be divided by its gain", unblock='what="both" folds both')
         swap = self._swap(site, spec, held, wanted) if self.weightless and wanted else None
         if not todo and swap is None:
-            raise Blocked("there is nothing to fold: its gain is neutral, its bias zero")
+            neutral_now = {"weight": "its gain is neutral", "bias": "its bias is zero"}
+            said = " and ".join(
+                neutral_now[name] if name in held else f"it has no {_WORDS[name]}" for name in self.asked
+            )
+            raise Blocked(f"there is nothing to fold: {said}")
         edits, recipes, paths = self._into_readers(site, held, todo, spec) if todo else ([], [], ())
         if swap is None:
             for name in todo:
@@ -265,6 +269,7 @@ class _Folder:
         kept = [name for name in held if name not in gone]
         if any(held[name] != f"{path}.{name}" for name in kept):
             return None
+        given, hidden = self.graph.values[site.calls[0].input].shape, spec.scope is Scope.HIDDEN
         if "weight" in gone:
             cast = Cast.NONE if spec.cast is Cast.TO_WEIGHT else spec.cast
             out = None if spec.out_dtype == PROMOTED else spec.out_dtype
@@ -273,7 +278,7 @@ class _Folder:
         return SwapNorm(
             path=path,
             spec=asdict(replace(spec, bias="bias" in kept)),
-            shape=self._shape(held[gone[0]]),
+            shape=tuple(given[a] for a in sorted(spec.axes)) if hidden else self._shape(held[gone[0]]),
             keeps=tuple(kept),
             drops=tuple(held[name].rpartition(".")[2] for name in gone),
         )
@@ -323,7 +328,8 @@ class _Folder:
             self.out.notes.append(f"{', '.join(untied)} no longer shares its weight: {self._growth(untied)}")
         added = sum(isinstance(e, AddBias) for e in self.out.edits)
         if added:
-            self.out.notes.append(f"{added} readers have a bias that the stock class does not load")
+            which = "1 reader has a bias" if added == 1 else f"{added} readers have biases"
+            self.out.notes.append(f"{which} that the stock class does not load")
         if self.out.changes:
             self.out.notes.append("what hooks see behind these norms is without gain or bias now; outputs are the same")
 

@@ -169,7 +169,7 @@ class _Walk:
 
     def _hold(self, op: Op, value: int, state: _State) -> None:
         if value in self.graph.outputs:
-            raise Blocked("what it returns is an output of the model", op)
+            raise Blocked("what it returns is an output of the model", op, "wrap the model so that it is not returned")
         self.state[value] = state
         for reader in self.graph.consumers(value):
             heapq.heappush(self.pending, reader.id)
