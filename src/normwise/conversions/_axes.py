@@ -264,18 +264,16 @@ def _scattered(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
 
 
 def _indexed(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
-    """Carry x[i, j] with indices on the first axes only: the axes behind them stay."""
-    source, indices = op.inputs[0], op.args[1]
-    ndim = len(graph.values[source].shape)
-    leading = [n for n, i in enumerate(indices) if i is not None]
-    if not leading or leading != list(range(len(leading))):
+    """Carry x[i, :, j] with indices before the axis only: those behind the last of them stay."""
+    source, indices = op.inputs[0], list(op.args[1])
+    while indices and indices[-1] is None:
+        indices.pop()
+    if not indices:
         return None
-    sizes = sum(
-        len(graph.values[i.value].shape) if graph.values[i.value].dtype in ("bool", "uint8") else 1
-        for i in indices
-        if isinstance(i, Ref)
-    )
-    return ((source, axis),) if ndim - sizes >= -axis else None
+    masks = [graph.values[i.value] for i in indices if isinstance(i, Ref)]
+    more = sum(len(mask.shape) - 1 for mask in masks if mask.dtype in ("bool", "uint8"))  # a mask spans all its axes
+    before = len(indices) + more
+    return ((source, axis),) if len(graph.values[source].shape) - before >= -axis else None
 
 
 def _selected(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
