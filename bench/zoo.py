@@ -41,6 +41,10 @@ def main() -> int:
     if not options.summary:
         sweep(_pending(options, read(task)), options.jobs, task)
     print(_summary_of(task)(read(task)))
+    if options.page:
+        import zoo_conversions
+
+        options.page.write_text(zoo_conversions.page(task, read(task)), encoding="utf-8")
     return 0
 
 
@@ -60,6 +64,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--no-map", action="store_true", help="only build and run the models")
     parser.add_argument("--summary", action="store_true", help="only print what is there")
     parser.add_argument("--convert", metavar="NAME", help="prove this conversion on each type")
+    parser.add_argument("--page", metavar="FILE", type=Path, help="write the list of what was converted")
     return parser.parse_args()
 
 

@@ -5,11 +5,25 @@ Every gain, bias and mean is redrawn for the proof (the twin gate), in float64.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from typing import Any
 
-__all__ = ["examine", "summary"]
+__all__ = ["examine", "page", "summary"]
+
+_HEAD = """# {name} on every architecture of transformers
+
+Small models with random weights, made by `hf:TYPE` from the default configuration; of the {ran} types that run, those with a norm
+to convert. The error is that of the twin: every gain, bias, mean and weight redrawn, in float64, the largest of all outputs and
+probes, relative to the largest entry. Written by `python bench/zoo.py --convert {name} --page FILE` from one sweep
+(transformers {version}).
+
+{counts}
+
+| type | norms | converted | subtractions | error | what stays, and why |
+|---|---|---|---|---|---|
+"""
 
 
 def examine(target: Any, name: str) -> dict[str, Any]:
@@ -52,6 +66,37 @@ def _state(record: dict[str, Any]) -> str:
     if not record["passed"]:
         return "not proved"
     return "partly" if record["refused"] else "converted"
+
+
+def page(name: str, done: dict[str, dict[str, Any]]) -> str:
+    """Return the list of all types with a norm to convert, as Markdown."""
+    import transformers
+
+    states = {kind: _state(record) for kind, record in sorted(done.items())}
+    counts = Counter(state for state in states.values() if state not in ("not run", "has none"))
+    told = ", ".join(f"{state} {count}" for state, count in counts.most_common())
+    ran = sum(record["ran"] for record in done.values())
+    head = _HEAD.format(
+        name=name, ran=ran, version=transformers.__version__, counts=f"In all {counts.total()}: {told}."
+    )
+    rows = [_row(kind, done[kind], state) for kind, state in states.items() if state not in ("not run", "has none")]
+    return head + "\n".join(rows) + "\n"
+
+
+def _row(kind: str, record: dict[str, Any], state: str) -> str:
+    if state == "failed":
+        why = record.get("fault") or "; ".join(record["failed"])
+        return f"| `{kind}` | - | - | - | - | failed: {_plain(why)} |"
+    reasons = list(dict.fromkeys(map(_plain, record["reasons"])))
+    more = f"; {len(reasons) - 2} more" if len(reasons) > 2 else ""
+    gap = "-" if record.get("gap") is None else f"{record['gap']:.0e}"
+    cells = (f"`{kind}`", record["converted"] + record["refused"], record["converted"], record["subtractions"], gap)
+    return f"| {' | '.join(map(str, cells))} | {'; '.join(reasons[:2])}{more} |"
+
+
+def _plain(why: str) -> str:
+    """Return a reason without the numbers of blocks, so that those of all blocks are one."""
+    return re.sub(r"\.\d+(?=[.,; ]|$)", ".#", why).replace("|", "\\|")
 
 
 def summary(done: dict[str, dict[str, Any]]) -> str:

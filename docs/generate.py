@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import click
+from conversion_pages import conversion_pages  # beside this file, which is run as a script
+from markup import cell, code, markdown
+from placement_pages import placements_page
 
-from normwise import functional, layers, placements
+from normwise import functional, layers
 from normwise._parts import page, page_title
 from normwise.checkup import rules
 from normwise.cli import commands
 from normwise.rendering.numbers import number
-from normwise.spec import Cast, Gate, NormSpec, Scope, Weight, Wiring
+from normwise.spec import Cast, Gate, NormSpec, Scope, Weight
 
 DOCS = Path(__file__).parent
 READMES = {"README.md": "en", "README.zh-CN.md": "zh"}
@@ -147,14 +150,14 @@ def layers_page() -> str:
 
 def _index(module: Any) -> str:
     name = module.__name__
-    rows = [f"| {_code(each)} | {_title(getattr(module, each))} |" for each in module.__all__]
+    rows = [f"| {code(each)} | {_title(getattr(module, each))} |" for each in module.__all__]
     return "\n".join([f"| {name} | |", "|---|---|", *rows])
 
 
 def _title(thing: object) -> str:
     if not callable(thing):
         return "the norm of each model family, by name"
-    return _cell(_sections(thing)[""].split("\n\n")[0].split("; ")[0])
+    return cell(_sections(thing)[""].split("\n\n")[0].split("; ")[0])
 
 
 def _entry(home: str, name: str, thing: Any) -> str:
@@ -170,17 +173,17 @@ def _entry(home: str, name: str, thing: Any) -> str:
 
 def _described(thing: Any) -> str:
     sections = _sections(thing)
-    parts = [_markdown(sections.pop("")).strip()]
+    parts = [markdown(sections.pop("")).strip()]
     for title, body in sections.items():
         if title == "Args":
             parts.append(_arguments(thing, body))
         elif title == "Examples":
             parts.append(f"```pycon\n{body}\n```")
         elif title == "Raises":
-            lines = [f"- `{kind}`: {_markdown(why)}" for kind, why in _items(body)]
+            lines = [f"- `{kind}`: {markdown(why)}" for kind, why in _items(body)]
             parts.append("\n".join(["Raises:", "", *lines]))
         else:
-            parts.append(f"{title}: {_markdown(' '.join(body.split()))}")
+            parts.append(f"{title}: {markdown(' '.join(body.split()))}")
     return "\n\n".join(parts)
 
 
@@ -200,7 +203,7 @@ def _items(body: str) -> Iterator[tuple[str, str]]:
 
 def _arguments(thing: Any, body: str) -> str:
     defaults = {name: _default(each) for name, each in inspect.signature(thing).parameters.items()}
-    rows = [f"| `{name}` | {defaults[name]} | {_cell(text)} |" for name, text in _items(body)]
+    rows = [f"| `{name}` | {defaults[name]} | {cell(text)} |" for name, text in _items(body)]
     return "\n".join(["| argument | default | meaning |", "|---|---|---|", *rows])
 
 
@@ -225,30 +228,12 @@ def _call(thing: Any) -> str:
 def _methods(layer: type) -> list[str]:
     """Return how a layer is called, and its further methods."""
     forward = inspect.getattr_static(layer, "forward")
-    parts = [f"Called as `layer{_call(forward).replace(chr(10) + '    ', ' ')}`: {_cell(_sections(forward)[''])}"]
+    parts = [f"Called as `layer{_call(forward).replace(chr(10) + '    ', ' ')}`: {cell(_sections(forward)[''])}"]
     if "Args" in _sections(forward):
         parts.append(_arguments(forward, _sections(forward)["Args"]))
     further = [name for name in ("convert", "from_batch_norm", "like", "reset_running_stats") if hasattr(layer, name)]
     lines = [f"- `{name}{_call(getattr(layer, name))}`: {_title(getattr(layer, name))}" for name in further]
     return [*parts, "\n".join(lines)] if lines else parts
-
-
-def _markdown(text: str) -> str:
-    """Return prose of a docstring for a page: code in single backticks, names linked, single stars escaped."""
-    pieces = re.split(r"``(.+?)``", text)
-    star = re.compile(r"(?<!\*)\*(?!\*)")
-    return "".join(_code(piece) if i % 2 else star.sub(r"\*", piece) for i, piece in enumerate(pieces))
-
-
-def _code(name: str) -> str:
-    """Return a name as code, with a link where this page has a section for it."""
-    homes = (("", layers), ("functional", functional))
-    anchors = [f"#{home}{name.lower()}" for home, module in homes if name in module.__all__]
-    return f"[`{name}`]({anchors[0]})" if anchors else f"`{name}`"
-
-
-def _cell(text: str) -> str:
-    return _markdown(" ".join(text.split())).replace("|", r"\|")
 
 
 def family_table(header: str) -> str:
@@ -279,63 +264,10 @@ def _family(spec: NormSpec) -> str:
     return " | ".join(cells)
 
 
-def placements_page() -> str:
-    """Return the reference of placements, from their docstrings and their data."""
-    names = placements.names()
-    parts = [
-        "# Placements",
-        "Written from the docstrings by `docs/generate.py`. Which to take, and what each does at initialisation:\n"
-        "[how to choose](placements.md). `normwise.placements.get(name)` returns one as data.\n\n"
-        "N norm, F sublayer, x residual stream, L layers. Initialisations are those of `normwise.models.INITS`, times\n"
-        "the gains of a layer's matrices, where there are any. Wirings are fields of `Wiring`: see\n"
-        "[the Python API](python-api.md#nwplacements-nwblocks-nwmodels).",
-        " ".join(f"[{name}](#{name})" for name in names),
-        *(_placement(placements.get(name)) for name in names),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _placement(each: placements.Placement) -> str:
-    body = each.page.partition("References:")
-    references = re.sub(
-        r"(?:arxiv\.org/abs|aclanthology\.org|proceedings\.mlr\.press|github\.com)/[^\s;,]+",
-        lambda found: f"[{found[0]}](https://{found[0]})",
-        " ".join(body[2].split()),
-    )
-    rows = [
-        ("also called", ", ".join(f"`{alias}`" for alias in each.aliases)),
-        ("norm after the last layer", "needed" if each.needs_final_norm else "not needed"),
-        ("residual streams", str(each.streams) if each.streams > 1 else ""),
-        ("initialisation", f"`{each.init}`"),
-        *((f"layer 12 of 24, {name}", _wiring(each, name)) for name in ("attention", "mlp")),
-        ("gains", _gains(each)),
-        ("references", references),
-    ]
-    told = "\n".join(f"| {name} | {value} |" for name, value in rows if value)
-    return f"## {each.name}\n\n{_markdown(body[0].strip())}\n\n| | |\n|---|---|\n{told}"
-
-
-def _wiring(each: placements.Placement, sublayer: str) -> str:
-    wiring, plain = each.wire(11, 24, sublayer=sublayer), Wiring()
-    said = [(field.name, getattr(wiring, field.name)) for field in fields(wiring)]
-    return (
-        ", ".join(f"`{name}={_short(value)}`" for name, value in said if value != getattr(plain, name)) or "`Wiring()`"
-    )
-
-
-def _gains(each: placements.Placement) -> str:
-    gains = {**each.gains(11, 24), **each.gains(11, 24, sublayer="mlp")}
-    return ", ".join(f"`{role}` {number(gain)}" for role, gain in gains.items() if gain != 1.0)
-
-
-def _short(value: object) -> str:
-    return number(value) if isinstance(value, float) else repr(value)
-
-
 def differences_page() -> str:
     """Return what torch gets wrong, from the rows that the tests run on torch's layers and on ours."""
     rows = runpy.run_path(str(DOCS.parent / "tests" / "layers" / "torch_differences.py"))["DIFFERENCES"]
-    lines = [f"| {_cell(row.what)} | {_value(row.torch)} | {_right(row.exact, row.within)} |" for row in rows]
+    lines = [f"| {cell(row.what)} | {_value(row.torch)} | {_right(row.exact, row.within)} |" for row in rows]
     return "\n".join(
         [
             "# Where torch differs",
@@ -378,6 +310,7 @@ def pages() -> dict[Path, str]:
         DOCS / "torch-differences.md": differences_page(),
         **{DOCS / name: guide(name, header) for name, header in GUIDES.items()},
         **{DOCS / "rules" / name: text for lang in RULE_PAGES for name, text in rule_pages(lang).items()},
+        **{DOCS / "conversions" / name: text for lang in RULE_PAGES for name, text in conversion_pages(lang).items()},
         **{DOCS.parent / name: readme(name, lang) for name, lang in READMES.items()},
     }
 
@@ -385,7 +318,7 @@ def pages() -> dict[Path, str]:
 def main(check: bool) -> int:
     """Write the pages, or name those that differ."""
     wanted = pages()
-    stray = set((DOCS / "rules").glob("*.md")) - set(wanted)
+    stray = {path for folder in ("rules", "conversions") for path in (DOCS / folder).glob("*.md")} - set(wanted)
     stale = sorted(
         stray | {path for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text}
     )
