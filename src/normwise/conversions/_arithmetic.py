@@ -13,7 +13,7 @@ import torch
 from normwise.conversions._plan import Recipe
 from normwise.errors import ConversionRefused
 
-__all__ = ["FUNCTIONS", "function", "make"]
+__all__ = ["FUNCTIONS", "function", "holds_numbers", "make"]
 
 Arithmetic = Callable[..., torch.Tensor]
 FUNCTIONS: dict[str, Arithmetic] = {}
@@ -44,7 +44,7 @@ def make(recipe: Recipe, source: Callable[[str], torch.Tensor]) -> torch.Tensor:
         # a copy in float64, on which the conversion is proved, is made of nothing else
         dtype = torch.float64 if read and set(read) == {torch.float64} else getattr(torch, recipe.dtype)
         tensor = torch.zeros(recipe.shape, dtype=torch.float64)
-    finite = bool(tensor.isfinite().all())
+    finite = holds_numbers(tensor) and bool(tensor.isfinite().all())
     for step in recipe.steps:
         further = [source(key).detach().double() for key in step.reads]
         tensor = FUNCTIONS[step.function](tensor, *further, **step.numbers)
@@ -53,6 +53,13 @@ def make(recipe: Recipe, source: Callable[[str], torch.Tensor]) -> torch.Tensor:
         name = str(dtype).removeprefix("torch.")
         raise ConversionRefused([f"{recipe.keys[0]}: the converted numbers leave the range of {name}; use float32"])
     return made
+
+
+def holds_numbers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has storage: it is neither on the meta device nor fake."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def _along(vector: torch.Tensor, like: torch.Tensor, dim: int, groups: int = 1) -> torch.Tensor:

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from normwise.conversions._edits import SwapNorm
+from normwise.conversions._edits import Remove, SwapNorm
 from normwise.conversions._plan import Plan
 from normwise.conversions._subject import NOT_EXACT, Gate, Subject
 from normwise.errors import NormwiseError
@@ -34,7 +34,7 @@ def structure(subject: Subject) -> Gate:
             "structure", False, {}, both(f"the converted model does not run: {error}", f"转换后的模型无法运行：{error}")
         )
     changed = _Changed(subject.plan)
-    faults = [*_norm_faults(subject.norms, sites, changed), *_op_faults(subject.facts, after, changed.swapped)]
+    faults = [*_norm_faults(subject.norms, sites, changed), *_op_faults(subject.facts, after, changed)]
     shapes = [[(g.values[v].shape, g.values[v].dtype) for v in g.outputs] for g in (subject.facts.graph, after.graph)]
     if shapes[0] != shapes[1]:
         faults.append(both("the outputs have other shapes or dtypes", "输出的形状或 dtype 不同"))
@@ -51,6 +51,7 @@ class _Changed:
 
     def __init__(self, plan: Plan) -> None:
         self.swapped = {edit.path for edit in plan.edits if isinstance(edit, SwapNorm)}
+        self.gone = {edit.path for edit in plan.edits if isinstance(edit, Remove)}
         self._edited = {edit.path for edit in plan.edits if not isinstance(edit, SwapNorm)}
         self._named = {change.path for change in plan.changes}
 
@@ -102,16 +103,16 @@ def _differences(old: NormSite, new: NormSite, names: Iterable[str]) -> Iterator
         yield f"{old.path}: stats_dtype {one} -> {other}"
 
 
-def _op_faults(before: Facts, after: Facts, swapped: set[str]) -> Iterator[str]:
-    one, other = (_ops_outside_norms(facts, swapped) for facts in (before, after))
+def _op_faults(before: Facts, after: Facts, changed: _Changed) -> Iterator[str]:
+    one, other = _ops_outside_norms(before, changed.swapped | changed.gone), _ops_outside_norms(after, changed.swapped)
     for name in sorted(one.keys() | other.keys()):
         if one[name] != other[name]:
             yield both(f"{one[name]} x {name} became {other[name]}", f"{name} 由 {one[name]} 次变为 {other[name]} 次")
 
 
-def _ops_outside_norms(facts: Facts, swapped: set[str]) -> Counter[str]:
-    """Count the ops that a conversion must leave alone; how a swapped layer computes is its own affair."""
+def _ops_outside_norms(facts: Facts, norms: set[str]) -> Counter[str]:
+    """Count the ops that a conversion must leave alone; how a layer that is swapped or goes computes is its affair."""
     graph = facts.graph
     inside = {member for norm in facts.norm_calls.norms for member in norm.members}
-    inside |= {op.id for op in graph.ops if graph.calls[op.call].path in swapped}
+    inside |= {op.id for op in graph.ops if graph.calls[op.call].path in norms}
     return Counter(op.short for op in graph.ops if op.id not in inside and op.short not in _FREE)

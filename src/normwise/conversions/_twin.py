@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from normwise.conversions._apply import tensors_of
+from normwise.conversions._arithmetic import holds_numbers
 from normwise.conversions._double import doubled
 from normwise.conversions._plan import Plan
 from normwise.errors import NotKnown
@@ -29,7 +30,7 @@ from normwise.facts.records import NormSite
 from normwise.rendering import both
 from normwise.targets import Target
 
-__all__ = ["Twin", "fits", "has_storage", "norms_of", "redraw", "scaled_to", "twin_of"]
+__all__ = ["Twin", "fits", "free_memory", "has_storage", "norms_of", "redraw", "scaled_to", "twin_of"]
 
 _SEED = 20261129
 _SMALL = 64_000_000  # parameters: 1 GB for the twin and its conversion in float64
@@ -81,19 +82,18 @@ def twin_of(plan: Plan, target: Target, norms: tuple[NormSite, ...], replan: Cal
 
 def has_storage(model: nn.Module) -> bool:
     """Whether a model holds numbers: neither meta nor fake tensors."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return not any(t.is_meta or isinstance(t, FakeTensor) for t in tensors_of(model).values())
+    return all(map(holds_numbers, tensors_of(model).values()))
 
 
 def fits(model: nn.Module, copies: int = 2) -> bool:
     """Whether float64 copies of a model fit in half of the memory that is free; True where that is not known."""
     needed = 8 * copies * sum(p.numel() for p in model.parameters())
-    free = _free_memory()
+    free = free_memory()
     return free is None or needed <= free / 2
 
 
-def _free_memory() -> int | None:
+def free_memory() -> int | None:
+    """Return how many bytes are free, None where that is not known."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
@@ -117,6 +117,8 @@ def _copied(plan: Plan, target: Target, norms: tuple[NormSite, ...]) -> Twin:
 
 def _shrunk(plan: Plan, target: Target, replan: Callable[[Target], Plan]) -> Twin:
     small = _small_target(target)
+    norms = norms_of(small)
+    redraw(small.model, norms)  # a fresh model may have nothing to convert: no gain but 1
     made = replan(small)
     if _signature(made, small.model) != _signature(plan, target.model):
         raise NotKnown(
@@ -125,7 +127,6 @@ def _shrunk(plan: Plan, target: Target, replan: Callable[[Target], Plan]) -> Twi
                 "同类的小模型以另一种方式转换，不能证明此模型",
             )
         )
-    norms = norms_of(small)
     model = doubled(small.model)
     count = sum(p.numel() for p in model.parameters())
     note = both(
@@ -269,6 +270,36 @@ def _spread(tensor: torch.Tensor) -> float:
     if tensor.numel() < 2 or bool((tensor == tensor.flatten()[0]).all()):
         return 0.0
     return float(tensor.std(correction=0))
+
+
+def calibrate(model: nn.Module, run: Callable[[nn.Module], object], *, seed: int = _SEED) -> None:
+    """Draw running statistics anew about those of the data, layer after layer, in one run of the model.
+
+    Drawn without regard to the data they let the signal die in a few activations, and the twin sees nothing.
+
+    Args:
+        model: redrawn.
+        run: runs the model that it is given.
+        seed: of the numbers.
+    """
+    draw = _Draw(seed)
+
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+        found = running.measured(module, args[0]) if args and isinstance(args[0], torch.Tensor) else None
+        held = next((h for h in running.read(module) if not h.path), None)
+        if found is not None and held is not None and bool((found.var > 0).all()):
+            held.var.copy_(found.var * draw.positive(torch.ones_like(found.var)))
+            if held.mean is not None:
+                held.mean.copy_(found.mean + _BIASES * found.var.sqrt() * draw.noise(found.mean))
+
+    modules = dict(model.named_modules())
+    hooks = [modules[held.path].register_forward_pre_hook(hook) for held in running.read(model)]
+    try:
+        if hooks:
+            run(model)
+    finally:
+        for handle in hooks:
+            handle.remove()
 
 
 def scaled_to(model: nn.Module, norms: tuple[NormSite, ...], eps: float) -> Any:

@@ -12,7 +12,7 @@ from normwise.conversions import _probes
 from normwise.conversions._apply import apply_to_model
 from normwise.conversions._compare import Outputs, lost_at
 from normwise.conversions._subject import EXACT, NOT_EXACT, Gate, Subject, run_double, said
-from normwise.conversions._twin import Twin, redraw, scaled_to, twin_of
+from normwise.conversions._twin import Twin, calibrate, redraw, scaled_to, twin_of
 from normwise.errors import NormwiseError
 from normwise.rendering import both
 
@@ -25,10 +25,15 @@ def twin(subject: Subject) -> Gate:
         made = twin_of(subject.plan, subject.target, subject.norms, subject.replan)
     except NormwiseError as error:
         return Gate("twin", None, {}, str(error))
+
+    def run(model: nn.Module) -> Outputs:
+        return run_double(model, made.target.args, made.target.kwargs)
+
     for gentle in (False, True):
         redraw(made.target.model, made.norms, gentle=gentle)
         try:
-            outputs = run_double(made.target.model, made.target.args, made.target.kwargs)
+            calibrate(made.target.model, run)
+            outputs = run(made.target.model)
         except Exception as error:  # the model's own code
             return Gate(
                 "twin", None, {}, _told("the twin does not run in float64", "孪生模型无法以 float64 运行", error)
