@@ -97,6 +97,13 @@ def test_non_contiguous_inputs_give_the_same_values(case: Case) -> None:
             torch.testing.assert_close(ours, plain, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("kernel", ["auto", "eager"])
+@pytest.mark.parametrize("layer", [layers.LayerNorm, layers.RMSNorm, layers.ScaleNorm])
+def test_rows_come_back_in_order_as_from_torch(layer: type[nn.Module], kernel: str) -> None:
+    x = torch.randn(4, 6, 8).transpose(0, 1)
+    assert layer(8, kernel=kernel)(x).stride() == nn.LayerNorm(8)(x).stride()
+
+
 @both_modes
 @pytest.mark.parametrize("name", IMAGE_CASES)
 def test_channels_last_images_stay_channels_last(name: str, training: bool) -> None:

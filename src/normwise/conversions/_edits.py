@@ -27,11 +27,15 @@ __all__ = [
     "Remove",
     "SwapNorm",
     "Untie",
+    "centrings",
     "edit",
     "edit_from",
     "replace_everywhere",
     "replace_module",
+    "strange_hooks",
 ]
+
+_COLLECTING = "transformers.utils.output_capturing"
 
 EDITS: dict[str, type[Edit]] = {}
 REPLACED = "_replaced"  # where a layer keeps the module whose place it took
@@ -198,7 +202,10 @@ class _Centring:
                 return type(item)(*map(centred, item))
             return type(item)(map(centred, item)) if isinstance(item, (list, tuple)) else item
 
-        return centred(tree)
+        made = centred(tree)
+        if next(tensors) <= self.index:
+            raise RuntimeError(f"the mean was to be subtracted from tensor {self.index}, but there are fewer here")
+        return made
 
 
 class _CentreOutput(_Centring):
@@ -248,9 +255,24 @@ class CentreInput(Edit):
 
 def centrings(module: nn.Module) -> Iterator[Callable[..., Any]]:
     """Yield the hooks on a module that a conversion registered."""
-    for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-        if isinstance(hook, _Centring):
-            yield hook
+    yield from (hook for hook in _hooks(module) if isinstance(hook, _Centring))
+
+
+def strange_hooks(module: nn.Module) -> tuple[Callable[..., Any], ...]:
+    """Return the forward hooks on a module that might see, or change, what a conversion changes.
+
+    Those by which transformers collects hidden states for its outputs are none: what they collect is in the graph.
+    """
+    return tuple(
+        hook
+        for hook in _hooks(module)
+        if not isinstance(hook, _Centring) and not str(getattr(hook, "__module__", "")).startswith(_COLLECTING)
+    )
+
+
+def _hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    yield from module._forward_hooks.values()
+    yield from module._forward_pre_hooks.values()
 
 
 @edit("add-bias")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from normwise.conversions._axes import carriers, is_zero
-from normwise.conversions._edits import centrings
+from normwise.conversions._edits import strange_hooks
 from normwise.conversions._idle import idle_parameters
 from normwise.conversions._questions import Questions
 from normwise.facts import vocabulary as ops
@@ -249,10 +249,7 @@ class Streams:
         """Return the values that hooks of the user see, with the calls around which they see them."""
         seen: dict[int, list[int]] = defaultdict(list)
         for call in self.graph.calls:
-            module = self.facts.modules.get(call.path)
-            ours = set() if module is None else set(centrings(module))
-            hooks = () if module is None else (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-            if any(hook not in ours for hook in hooks):
+            if call.path in self.facts.modules and strange_hooks(self.facts.modules[call.path]):
                 for value in (*call.inputs, *call.outputs):
                     seen[value].append(call.parent)
         return seen

@@ -46,7 +46,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from normwise.conversions._axes import carriers
-from normwise.conversions._edits import CentreInput, CentreOutput, Edit, SwapNorm, Untie
+from normwise.conversions._edits import CentreInput, CentreOutput, Edit, SwapNorm, Untie, strange_hooks
 from normwise.conversions._folding import Folding, fold
 from normwise.conversions._idle import like_their_siblings
 from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step, merged
@@ -134,6 +134,7 @@ def plan(
         recipes=merged([*folding.recipes, *_recipes(streams, cut, folding)]),
         changes=(*_changes(streams, cut), *folding.changes),
         refused=(*refused, *folding.refused),
+        constants=folding.constants,
         ties=tuple(v.names for v in facts.graph.values if len(v.names) > 1),
         notes=(*_notes(streams, cut), *folding.notes),
     )
@@ -151,7 +152,7 @@ def _in_the_way(facts: Facts, site: Site) -> Refusal | None:
         return refusal("the norm is computed inside a larger module", "move it into a module of its own")
     if row.evidence is not Evidence.VERIFIED:
         return refusal("what it computes was not verified", "use torch.nn.LayerNorm or a norm of normwise.layers")
-    if module._forward_hooks or module._forward_pre_hooks:
+    if strange_hooks(module):
         return refusal("the module has hooks", "remove them and convert again")
     if len({_axis_in_module(facts, norm) for norm in site.calls} - {None}) != 1:
         return refusal("its module computes more than the norm", "move the norm into a module of its own")

@@ -336,7 +336,10 @@ def _modulate(
 
 
 def _returned(spec: NormSpec, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return y if spec.out_dtype == PROMOTED else y.to(out_dtype(spec, x))
+    y = y if spec.out_dtype == PROMOTED else y.to(out_dtype(spec, x))
+    # rows in order, as torch's norms and the compiled kernels return them: a view of them must not fail here alone
+    in_order = spec.scope is Scope.HIDDEN and spec.axes == tuple(range(-len(spec.axes), 0))
+    return y.contiguous() if in_order else y
 
 
 def _cast(spec: NormSpec, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
