@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import normwise as nw
-from normwise.conversions import Plan, apply_to_model, plan
+from normwise.conversions import Plan, apply_to_model, convert, plan
 from tests.conversions.folding import EXACT, difference, folded, redrawn
 
 Make = Callable[[], nn.Module]
@@ -114,6 +114,7 @@ class _Centring(nn.Module):
         lambda: _Frozen(4),
         lambda: _Centring(4),
         lambda: nn.SyncBatchNorm(4),
+        lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
         lambda: nw.layers.BatchNorm(4),
         lambda: nw.layers.BatchNorm2d(4, bias=False),
         lambda: nw.layers.SyncBatchNorm(4),
@@ -163,6 +164,10 @@ class _Transposed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.norm(self.linear(x).transpose(1, 2)).transpose(1, 2)
+
+
+def test_a_norm_over_the_last_axis_goes_into_a_linear_map() -> None:
+    folded(nn.Sequential(nn.Linear(5, 7), nw.layers.BatchNorm(7, channel_dim=-1)), 2, 7, 5)
 
 
 @pytest.mark.parametrize("make", [_Tokens, _Transposed])
@@ -281,3 +286,31 @@ def test_models_of_transformers_lose_all_their_batch_norms(name: str, norms: int
     target = nw.targets.load(f"hf:{name}")
     made = plan("fold-batch-norm", target)
     assert (len(made.changes), made.refused) == (norms, ())
+
+
+class _Differentiating(nn.Module):
+    """A forward that needs gradients, for which torch decomposes its ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(x.square().sum(), x)
+        return self.norm(self.conv(gradient.detach()))
+
+
+def test_a_model_that_differentiates_is_folded() -> None:
+    folded(_Differentiating(), 2, 3, 6, 6)
+
+
+@pytest.mark.parametrize("border", ["pad", "map"])
+def test_the_proof_holds(border: str) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), _Frozen(8), nn.ReLU(), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3, padding=1)
+    )
+    done = convert("fold-batch-norm", redrawn(model).float(), torch.randn(2, 3, 8, 8), border=border)
+    assert len(done.changes) == 2
+    assert [gate.name for gate in done.proof.gates if gate.passed] == ["structure", "twin", "weights", "dtype"]

@@ -142,9 +142,39 @@ class _ComputedWeight(_OneConvTwoNorms):
         return self.norm(nn.functional.linear(x.flatten(1)[:, :5], self.packed.to(x) * 0.1, x.new_zeros(4)))
 
 
+class _SharedGain(_OneConvTwoNorms):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(self.conv(x)) + self.b(x)
+
+
+class _Chosen(_OneConvTwoNorms):
+    """Channels in an order that depends on the data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        return self.a(y[:, x.mean((0, 2, 3)).argsort()])
+
+
+class _WrittenOver(_OneConvTwoNorms):
+    """An identity in the norm's place would let the convolution read what is written over its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        y = self.a(x)
+        x.mul_(2)
+        return torch.conv2d(y, self.conv.weight, self.conv.bias) + x[..., 1:-1, 1:-1]
+
+
 @pytest.mark.parametrize(
     ("make", "path", "why"),
     [
+        (_SharedGain, "a", "its weight is shared: a.weight, b.weight"),
+        (_Chosen, "a", "index stands between"),
+        (_WrittenOver, "a", "mul in the model writes over its input"),
         (_OneConvTwoNorms, "a", "conv.weight is used 2 times"),
         (_OneConvTwoNorms, "b", "conv.weight is used 2 times"),
         (_OneOutputTwoNorms, "a", "is also read by batch_norm in b"),

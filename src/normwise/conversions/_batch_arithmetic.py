@@ -112,17 +112,14 @@ class _Pad:
     """Pads the input of a layer with one value for each channel."""
 
     def __init__(self, pads: Sequence[tuple[int, int]]) -> None:
-        self.pads = tuple(pads)
+        self.pads = [size for pair in reversed(pads) for size in pair]  # as torch has them: the last axis first
 
     def __call__(self, module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         x = args[0]
-        sizes = x.shape[-len(self.pads) :]
-        wide = [low + size + high for size, (low, high) in zip(sizes, self.pads, strict=True)]
+        sizes = x.shape[-(len(self.pads) // 2) :]
         value = module.pad_value.to(x).reshape(-1, *[1] * len(sizes))
-        padded = value.expand(*x.shape[: -len(sizes)], *wide).clone()
-        inner = tuple(slice(low, low + size) for size, (low, _) in zip(sizes, self.pads, strict=True))
-        padded[(..., *inner)] = x
-        return (padded, *args[1:])
+        outside = nn.functional.pad((value - value).expand(-1, *sizes), self.pads, value=1.0)
+        return (nn.functional.pad(x, self.pads) + outside * value, *args[1:])
 
 
 class _AddMap:
@@ -145,7 +142,7 @@ class PadWithValue(Edit):
     Args:
         pads: positions (before, after) of each spatial axis.
         channels: of its input.
-        dtype: of the value, "float32".
+        dtype: that of the weight, "float32".
     """
 
     pads: tuple[tuple[int, int], ...]
@@ -155,9 +152,8 @@ class PadWithValue(Edit):
     def apply(self, model: nn.Module) -> None:
         """Register the value and the hook that pads, and turn the layer's own padding off."""
         module: Any = model.get_submodule(self.path)
-        held = next(module.parameters())
-        value = torch.zeros(self.channels, dtype=getattr(torch, self.dtype), device=held.device)
-        module.register_buffer("pad_value", value)
+        weight = next(module.parameters())
+        module.register_buffer("pad_value", torch.zeros(self.channels, dtype=weight.dtype, device=weight.device))
         module.register_forward_pre_hook(_Pad(self.pads))
         module.padding = (0,) * len(self.pads)
 
@@ -173,7 +169,7 @@ class AddShiftMap(Edit):
 
     Args:
         shape: [channels, *positions].
-        dtype: "float32".
+        dtype: that of the weight, "float32".
     """
 
     shape: tuple[int, ...]
@@ -182,10 +178,8 @@ class AddShiftMap(Edit):
     def apply(self, model: nn.Module) -> None:
         """Register the map and the hook that adds it."""
         module = model.get_submodule(self.path)
-        held = next(module.parameters())
-        module.register_buffer(
-            "shift_map", torch.zeros(self.shape, dtype=getattr(torch, self.dtype), device=held.device)
-        )
+        weight = next(module.parameters())
+        module.register_buffer("shift_map", torch.zeros(self.shape, dtype=weight.dtype, device=weight.device))
         module.register_forward_hook(_AddMap())
 
     @property

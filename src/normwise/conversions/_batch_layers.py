@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from normwise.conversions._batch_paths import Blocked, Paths
+from normwise.conversions._batch_paths import NOT_EXACT, Blocked, Paths
 from normwise.graph import Op, Ref, Value, ValueKind
 
 __all__ = ["Layer", "heeds_bias", "heeds_padding", "is_layer", "read", "returns_output"]
@@ -143,6 +143,8 @@ def _weight(paths: Paths, op: Op, record: Value) -> tuple[str | None, str]:
         raise Blocked(f"the weight of {op.short} in {paths.where(op)} is computed by {made.short}", made, _FOLD_FIRST)
     if not record.floating or type(paths.facts.tensors[record.names[0]]) not in (torch.Tensor, nn.Parameter, nn.Buffer):
         raise Blocked(f"the weight of {op.short} in {paths.where(op)} is quantised", op, "fold before quantising")
+    if len(record.shape) < 2:
+        raise Blocked(f"the weight of {op.short} in {paths.where(op)} is a vector", op, NOT_EXACT)
     key = _own(paths, record, op, "weight")
     return key, key
 
@@ -184,41 +186,31 @@ def _own(paths: Paths, record: Value, op: Op, what: str) -> str:
 
 def heeds_bias(paths: Paths, layer: Layer) -> bool:
     """Whether a bias that is given to the module of a layer without one is added to its output; by running a copy."""
-    bias = torch.rand(layer.outputs, generator=torch.Generator().manual_seed(_SEED)).double()
-
-    def give(module: nn.Module) -> None:
-        module.register_parameter("bias", nn.Parameter(bias))
-
+    bias = torch.rand(layer.outputs, generator=torch.Generator().manual_seed(_SEED))
     module = paths.facts.modules.get(layer.path)
-    if module is None or module._parameters.get("bias", bias) is not None:
+    if module is None or module._parameters.get("bias", bias) is not None or not returns_output(paths, layer):
         return False
-    plain, given = _run(paths, layer, lambda module: None), _run(paths, layer, give)
-    if plain is None or given is None or plain.shape != given.shape:
+    deaf = _copy(module)
+    deaf.register_parameter("bias", nn.Parameter(bias))
+    made = _run(deaf, torch.zeros(_given(paths, layer)))
+    if made is None:
         return False
-    axis = layer.axis(plain.shape)
-    wide = [-1 if i == axis else 1 for i in range(plain.dim())]
-    return torch.allclose(given - plain, bias.reshape(wide).expand_as(plain), rtol=0, atol=1e-9)
+    wide = [-1 if axis == layer.axis(made.shape) else 1 for axis in range(made.dim())]
+    return torch.equal(made, bias.reshape(wide).expand_as(made))
 
 
 def heeds_padding(paths: Paths, layer: Layer) -> bool:
     """Whether the module of a convolution pads as its ``padding`` says, and with zeros; by running a copy."""
-    sizes = [sum(pads) for pads in layer.padding]
-
-    def unpad(module: nn.Module) -> None:
-        setattr(module, "padding", (0,) * len(sizes))  # noqa: B010 - of a module whose class is not known
-
-    module = paths.facts.modules.get(layer.path)
-    if module is None or layer.transposed or not hasattr(module, "padding"):
+    module: Any = paths.facts.modules.get(layer.path)
+    alone = returns_output(paths, layer) and not layer.transposed
+    if not alone or not hasattr(module, "padding"):
         return False
-    padded = _run(paths, layer, lambda module: None)
-    before = [pad for pads in reversed(layer.padding) for pad in pads]
-    unpadded = _run(paths, layer, unpad, lambda x: nn.functional.pad(x, before))
-    return (
-        padded is not None
-        and unpadded is not None
-        and padded.shape == unpadded.shape
-        and torch.allclose(padded, unpadded, rtol=0, atol=1e-9)
-    )
+    padded, bare = _copy(module), _copy(module)
+    bare.padding = (0,) * len(layer.padding)
+    x = torch.rand(_given(paths, layer), generator=torch.Generator().manual_seed(_SEED))
+    wide = nn.functional.pad(x, [pad for pads in reversed(layer.padding) for pad in pads])
+    one, other = _run(padded, x), _run(bare, wide)
+    return one is not None and other is not None and one.shape == other.shape and torch.allclose(one, other, atol=1e-4)
 
 
 def returns_output(paths: Paths, layer: Layer) -> bool:
@@ -227,28 +219,26 @@ def returns_output(paths: Paths, layer: Layer) -> bool:
     return len(calls) == 1 and len(calls[0].inputs) == 1 and calls[0].outputs == layer.op.outputs
 
 
-def _run(
-    paths: Paths,
-    layer: Layer,
-    change: Callable[[nn.Module], None],
-    prepare: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
-) -> torch.Tensor | None:
-    """Return what a changed float64 copy of a layer's module makes of random data; None where it does not run."""
-    if not returns_output(paths, layer):
-        return None
-    given = next(c for c in paths.graph.calls if c.path == layer.path).inputs[0]
-    generator = torch.Generator().manual_seed(_SEED)
-    module = copy.deepcopy(paths.facts.modules[layer.path])
+def _given(paths: Paths, layer: Layer) -> tuple[int, ...]:
+    """Return the shape that the module of a layer is given, with one sample."""
+    call = next(c for c in paths.graph.calls if c.path == layer.path)
+    return (1, *paths.graph.values[call.inputs[0]].shape[1:])
+
+
+def _copy(module: nn.Module) -> Any:
+    """Return a float32 copy, with ones where the module has no numbers."""
+    copied = copy.deepcopy(module)
     if any(t.is_meta or type(t).__name__ == "FakeTensor" for t in (*module.parameters(), *module.buffers())):
-        module = module.to_empty(device="cpu")
-    module = module.cpu().double()
-    x = torch.randn(1, *paths.graph.values[given].shape[1:], generator=generator, dtype=torch.float64)
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.is_floating_point():
-                tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=torch.float64))
-        change(module)
+        copied = copied.to_empty(device="cpu")
+        for tensor in (*copied.parameters(), *copied.buffers()):
+            nn.init.ones_(tensor)
+    return copied.cpu().float()
+
+
+def _run(module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    """Return what a module makes of data; None where its forward does not take them."""
+    with torch.inference_mode():
         try:
-            return module(prepare(x))
-        except (RuntimeError, ValueError, TypeError, IndexError):  # what a forward says to an input it does not take
+            return module(x)
+        except (RuntimeError, ValueError, TypeError, IndexError):
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -127,6 +128,8 @@ def _read(paths: Paths, norm: NormCall, path: str, runs: int) -> BatchNorm:
         record = graph.values[value]
         if not record.names:
             raise Blocked(f"its {name} is computed, not held", graph.producer(value), "fold before that is done")
+        if len(record.names) > 1:
+            raise Blocked(f"its {name} is shared: {', '.join(record.names)}", norm.op, "give the norm one of its own")
         outside = next((o for o in graph.consumers(value) if o.id not in members), None)
         if outside is not None:
             raise Blocked(f"its {name} is also read outside it", outside, "give the other reader a copy")
@@ -154,7 +157,8 @@ def _read(paths: Paths, norm: NormCall, path: str, runs: int) -> BatchNorm:
 
 
 def _below(paths: Paths, call: Call) -> list[Call]:
-    return [c for c in paths.graph.calls if any(a.id == call.id for a in paths.graph.ancestors(c.id))]
+    """Return a call and those inside it, which follow it."""
+    return [call, *takewhile(lambda c: c.parent >= call.id, paths.graph.calls[call.id + 1 :])]
 
 
 def _interface(paths: Paths, norm: NormCall, call: Call, output: int) -> tuple[int, int, str]:

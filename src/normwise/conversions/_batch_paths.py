@@ -68,7 +68,26 @@ class Paths:
         """Whether an op may be one that only moves, repeats or averages elements of one channel of a value."""
         if op.short == "pad" and (op.args[2:3] or ("constant",))[0] == "constant":
             return False
-        return op.short in _CARRIES and op.inputs[:1] == (value,) and len(op.outputs) == 1
+        alone = op.inputs == (value,) or (op.inputs[:1] == (value,) and op.short in _SHAPE_OF_SECOND)
+        return alone and op.short in _CARRIES and len(op.outputs) == 1
+
+    def check_unwritten(self, value: int, first: int, last: int) -> None:
+        """Check that nothing writes over a value between two ops: a norm made a new tensor, an identity does not.
+
+        Raises:
+            Blocked: an op does.
+        """
+        for op in self.graph.ops[first + 1 : last]:
+            if op.name.endswith("_") and op.inputs and self._storage(op.inputs[0]) == self._storage(value):
+                raise Blocked(f"{op.short} in {self.where(op)} writes over its input", op, "write into a new tensor")
+
+    def _storage(self, value: int) -> int:
+        """Return the value that a view or a write in place goes back to."""
+        op = self.graph.producer(value)
+        while op is not None and op.inputs and (op.short in ops.VIEW or op.name.endswith("_")):
+            value = op.inputs[0]
+            op = self.graph.producer(value)
+        return value
 
     def check_unseen(self, value: int) -> None:
         """Check that nobody but ops sees a value that is about to change.

@@ -140,7 +140,6 @@ class _Folding:
             recipes=tuple(recipe for fold in self.folds.values() for recipe in self._recipes(fold)),
             changes=tuple(self.changes[norm.path] for norm in gone),
             refused=tuple(refused),
-            ties=self._ties(gone),
             notes=tuple(self._notes()),
         )
 
@@ -196,6 +195,7 @@ class _Folding:
         readers = list(self._readers(norm.output, norm.output))
         if not readers:
             raise Blocked("no layer stands behind it", norm.norm.op, NOT_EXACT)
+        self.paths.check_unwritten(norm.input, norm.norm.op.id, max(reader.op.id for reader in readers))
         taken = []
         for reader in readers:
             layer = read(self.paths, reader.op)
@@ -297,10 +297,6 @@ class _Folding:
         """Return channels and positions of the input or output of a convolution."""
         return self.graph.values[value].shape[-1 - len(layer.kernel) :]
 
-    def _ties(self, gone: list[BatchNorm]) -> tuple[tuple[str, ...], ...]:
-        read_keys = {key for norm in gone for key in norm.reads}
-        return tuple(v.names for v in self.graph.values if len(v.names) > 1 and read_keys.intersection(v.names))
-
     def _notes(self) -> Iterator[str]:
         for fold in self.folds.values():
             if fold.border == "map":
@@ -327,5 +323,5 @@ def _change(norm: BatchNorm, how: str) -> Change:
 
 def _both(one: Blocked, other: Blocked) -> Blocked:
     """Return why neither the layer before a norm nor those behind it can take it over."""
-    hints = dict.fromkeys(hint for hint in (one.unblock, other.unblock) if hint)
-    return Blocked(f"{one.why}, and {other.why}", one.op or other.op, ", or ".join(hints) or None)
+    hints = dict.fromkeys(hint for hint in (one.unblock, other.unblock) if hint and hint != NOT_EXACT)
+    return Blocked(f"{one.why}, and {other.why}", one.op or other.op, ", or ".join(hints) or NOT_EXACT)
