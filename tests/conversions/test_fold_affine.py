@@ -14,7 +14,7 @@ import normwise as nw
 from normwise.conversions import Plan, Recipe, Step, apply_to_model, fold_affine, plan
 from normwise.conversions._plan import merged
 from normwise.facts.facts import Facts
-from normwise.targets import target
+from normwise.targets import load, target
 from tests.conversions.affine import EXACT, applied, difference, drawn, family, folded, reasons
 
 # norms that are folded, norms that are refused
@@ -256,3 +256,25 @@ def test_a_plan_survives_json() -> None:
     again = Plan.from_json(made.to_json())
     assert again.to_json() == made.to_json()
     assert applied(again, target(drawn(_gpt2()), (IDS,))) is not None
+
+
+@pytest.mark.parametrize("name", ["gpt2", "nemotron", "t5"])
+def test_what_a_plan_reads_off_the_numbers_is_written_down(name: str) -> None:
+    found = family(name)
+    with torch.no_grad():
+        for row in Facts(found).norms:
+            if row.bias_path is not None:
+                found.model.get_parameter(row.bias_path).zero_()
+    made = fold_affine.plan(Facts(found, effort="full"))
+    assert not made.created
+    assert set(made.constants) == {f"{c.path}.bias" for c in made.changes if name != "t5"}
+    assert Plan.from_json(made.to_json()).constants == made.constants
+    converted = nw.conversions.convert("fold-affine", found)  # the twin has other gains, and these biases
+    assert not converted.proof.failed
+
+
+def test_a_neutral_parameter_that_is_dropped_is_written_down() -> None:
+    found = load("hf:llama")  # its gains are 1
+    converted = nw.conversions.convert("fold-affine", found, weightless=True)
+    assert converted.plan.constants == dict.fromkeys(converted.plan.dropped, 1.0)
+    assert not converted.proof.failed

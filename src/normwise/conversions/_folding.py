@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normwise.conversions._edits import AddBias, Edit, SwapNorm, Untie, centrings
+from normwise.conversions._edits import AddBias, Edit, SwapNorm, Untie, strange_hooks
 from normwise.conversions._plan import Change, Recipe, Refusal, Step
 from normwise.conversions._readers import Blocked, Reader, Readers, leaves, readers_of
 from normwise.facts.facts import Facts
@@ -40,6 +40,7 @@ class Folding:
         changes: what is folded.
         refused: what is not.
         folded: by path of the norm, which of its parameters are neutral now, or gone: "weight", "bias".
+        constants: by key, the number that a parameter of these norms holds, where it was not folded for that reason.
         notes: what the user should know.
     """
 
@@ -49,6 +50,7 @@ class Folding:
     changes: list[Change] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     folded: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    constants: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -130,6 +132,9 @@ class _Folder:
         self.out.recipes += recipes
         self.out.swaps += [swap] if swap is not None else []
         self.out.folded[row.path] = wanted
+        dropped = wanted if swap is not None else ()
+        relied = {*dropped, *(("bias",) if "weight" in todo and "bias" in held else ())} - set(todo)
+        self.out.constants.update({held[name]: neutral[name] for name in sorted(relied)})
         words = " and ".join(_WORDS[name] for name in todo or wanted)
         into = f"into {', '.join(paths)}" if todo else "neutral already"
         self.out.changes.append(Change(path=row.path, what=f"{words} {'dropped' if swap else 'folded'}", how=into))
@@ -237,9 +242,7 @@ class _Folder:
 
     def _not_hooked(self, site: Site, found: Readers) -> None:
         for path in (site.row.path.partition("#")[0], *found.scopes):
-            module = self.facts.modules[path]
-            hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-            if any(hook not in list(centrings(module)) for hook in hooks):
+            if strange_hooks(self.facts.modules[path]):
                 raise Blocked(f"{path} has hooks, which see what it returns or is given", unblock="remove them first")
 
     def _all_used(self, found: Readers, size: int) -> None:

@@ -101,6 +101,7 @@ class Plan:
         recipes: of the tensors that change.
         changes: what is converted, for the report.
         refused: what is not.
+        constants: keys of tensors that hold one number in the source, on which the plan relies.
         ties: keys of one tensor of the source, where it has several; a checkpoint may hold only one of them.
         exact: whether the function stays the same; False for conversions that only start a fine-tuning.
         notes: what the user should know, one sentence each.
@@ -112,6 +113,7 @@ class Plan:
     recipes: tuple[Recipe, ...] = ()
     changes: tuple[Change, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    constants: Mapping[str, float] = field(default_factory=dict)
     ties: tuple[tuple[str, ...], ...] = ()
     exact: bool = True
     notes: tuple[str, ...] = ()
@@ -136,6 +138,7 @@ class Plan:
             "recipes": [asdict(recipe) for recipe in self.recipes],
             "changes": [asdict(change) for change in self.changes],
             "refused": [asdict(refusal) for refusal in self.refused],
+            "constants": dict(self.constants),
             "ties": [list(keys) for keys in self.ties],
             "notes": list(self.notes),
         }
@@ -152,6 +155,7 @@ class Plan:
             recipes=tuple(_recipe(recipe) for recipe in read["recipes"]),
             changes=tuple(Change(**change) for change in read["changes"]),
             refused=tuple(Refusal(**refusal) for refusal in read["refused"]),
+            constants=read.get("constants", {}),
             ties=tuple(tuple(keys) for keys in read["ties"]),
             notes=tuple(read["notes"]),
         )

@@ -12,8 +12,9 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from normwise.facts.records import NormSite
 from normwise.rendering import both
 from normwise.targets import Target
 
-__all__ = ["Twin", "fits", "free_memory", "has_storage", "norms_of", "redraw", "scaled_to", "twin_of"]
+__all__ = ["Twin", "fits", "free_memory", "has_storage", "norms_of", "redraw", "relied_on", "scaled_to", "twin_of"]
 
 _SEED = 20261129
 _SMALL = 64_000_000  # parameters: 1 GB for the twin and its conversion in float64
@@ -118,7 +119,7 @@ def _copied(plan: Plan, target: Target, norms: tuple[NormSite, ...]) -> Twin:
 def _shrunk(plan: Plan, target: Target, replan: Callable[[Target], Plan]) -> Twin:
     small = _small_target(target)
     norms = norms_of(small)
-    redraw(small.model, norms)  # a fresh model may have nothing to convert: no gain but 1
+    redraw(small.model, norms, constants=plan.constants)  # a fresh model may have nothing to convert: no gain but 1
     made = replan(small)
     if _signature(made, small.model) != _signature(plan, target.model):
         raise NotKnown(
@@ -186,7 +187,14 @@ def _kind(path: str) -> str:
 # -- redrawing -------------------------------------------------------------------------------
 
 
-def redraw(model: nn.Module, norms: tuple[NormSite, ...], *, seed: int = _SEED, gentle: bool = False) -> None:
+def redraw(
+    model: nn.Module,
+    norms: tuple[NormSite, ...],
+    *,
+    seed: int = _SEED,
+    gentle: bool = False,
+    constants: Mapping[str, float] = MappingProxyType({}),
+) -> None:
     """Redraw every parameter and every running statistic in place; other buffers stay.
 
     Args:
@@ -194,6 +202,7 @@ def redraw(model: nn.Module, norms: tuple[NormSite, ...], *, seed: int = _SEED, 
         norms: its norms, whose gains and biases are drawn as such.
         seed: of the numbers.
         gentle: other vectors and numbers keep their signs: some must stay positive.
+        constants: by key, the number that a tensor holds instead, since the plan relies on it.
     """
     draw = _Draw(seed)
     gains, biases = _affine(model, norms)
@@ -212,6 +221,17 @@ def redraw(model: nn.Module, norms: tuple[NormSite, ...], *, seed: int = _SEED, 
             if statistics.mean is not None:
                 statistics.mean.copy_(_BIASES * spread * draw.noise(statistics.mean))
             statistics.var.copy_(statistics.var.clamp_min(1e-3) * draw.positive(torch.ones_like(statistics.var)))
+        held = tensors_of(model)
+        for key in constants.keys() & held.keys():  # a smaller twin has fewer layers
+            held[key].fill_(constants[key])
+
+
+def relied_on(plan: Plan) -> set[str]:
+    """Return the tensors that a plan does without and reads nowhere: it relies on the numbers in them, 1 or 0."""
+    filled = {key for recipe in plan.recipes for key in recipe.keys if recipe.steps[0].function == "fill"}
+    read = {key for recipe in plan.recipes for step in recipe.steps for key in step.reads}
+    copied = {recipe.start for recipe in plan.recipes} | {key for edit in plan.edits for key in edit.copies.values()}
+    return (filled | set(plan.dropped)) - read - copied
 
 
 def _drawn(model: nn.Module, norms: tuple[NormSite, ...]) -> Iterator[torch.Tensor]:

@@ -104,6 +104,7 @@ def plan(
         recipes=tuple(done.recipes),
         changes=tuple(done.changes),
         refused=tuple(done.refused),
+        constants=done.constants,
         ties=tuple(v.names for v in facts.graph.values if len(v.names) > 1),
         notes=tuple(done.notes),
     )
