@@ -25,7 +25,7 @@ def drawn(model: nn.Module, seed: int = 0) -> nn.Module:
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             mean, size = (0.3 if name.endswith("bias") else 0.9), 0.4
             if parameter.dim() > 1:
-                mean, size = 0.02, parameter[0].numel() ** -0.5
+                mean, size = 0.02, max(parameter[:1].numel(), 1) ** -0.5
             parameter.copy_(mean + size * noise)
     return model.eval()
 

@@ -95,10 +95,13 @@ OBSTACLES: dict[str, tuple[Forward, str]] = {
     "an output": (lambda m, y: y, "an output of the model"),
     "another norm": (lambda m, y: m.read(F.layer_norm(y, (8,))), "another norm reads it"),
     "an attention": (lambda m, y: F.scaled_dot_product_attention(y, y, m.square(y)), "an attention reads it"),
-    "half of the features": (lambda m, y: m.small(y[..., :4]), "reads it"),
+    "half of the features": (lambda m, y: m.small(y[..., :4]), "taken apart, merged or joined"),
     "a reduction over features": (lambda m, y: m.read(y) * y.amax(-1, keepdim=True), "reads it"),
-    "a merged axis": (lambda m, y: m.wide(y.flatten(1)), "reads it"),
-    "values joined with others": (lambda m, y: m.read(torch.cat([y, torch.ones_like(y)], 1)), "reads it"),
+    "a merged axis": (lambda m, y: m.wide(y.flatten(1)), "taken apart, merged or joined"),
+    "values joined with others": (
+        lambda m, y: m.read(torch.cat([y, torch.ones_like(y)], 1)),
+        "taken apart, merged or joined",
+    ),
 }
 
 

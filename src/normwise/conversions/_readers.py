@@ -231,6 +231,8 @@ class _Walk:
             return f"an attention reads it, in {self._place(op)}"
         if op.short in ops.POINTWISE:
             return f"an elementwise op reads it, in {self._place(op)}"
+        if op.short in ops.VIEW | ops.JOIN:
+            return f"its features are taken apart, merged or joined with others by {op.short}, in {self._place(op)}"
         return f"{op.short} reads it, in {self._place(op)}, and is no linear map with a weight of its own"
 
     def _place(self, op: Op) -> str:
