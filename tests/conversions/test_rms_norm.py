@@ -324,3 +324,15 @@ def test_parameters_of_other_names_keep_them() -> None:
     conversions.apply_to_model(plan, converted)
     assert list(converted.state_dict()) == list(model.state_dict())
     assert "final" in norms(plan) and error < EXACT
+
+
+def test_the_map_reads_an_explicit_subtraction_as_part_of_the_stream() -> None:
+    model = s.EmbeddingNormed(s.Block(), s.Block()).eval()
+    plan = conversions.plan("rms-norm", model, s.ids())
+    conversions.apply_to_model(plan, model)
+    assert {site.path: str(site.spec.kind) for site in norms_of(target(model, s.ids())) if site.spec} == {
+        "first": "rms",
+        "blocks.0.norm": "rms",
+        "blocks.1.norm": "rms",
+        "final": "rms",
+    }

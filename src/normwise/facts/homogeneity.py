@@ -241,12 +241,25 @@ class _Interpreter(Reductions):
                     hits.append(Candidate(op=op, root=root, numerator=full, statistic=settled, core=op.outputs[0]))
             members = full.members | stat.members
             out[root] = replace(full, deg=deg, members=members, coef=None)
-        chosen = best(hits)
+        chosen = best([hit for hit in hits if not self._is_centred_for_others(hit)])
         if chosen is not None:
             self.found.append(chosen)
             if chosen.statistic.second:
                 return {}
         return out
+
+    def _is_centred_for_others(self, hit: Candidate) -> bool:
+        """Whether a mean was subtracted in another module, and what was left is read by more than this norm.
+
+        It is a stream that was centred then, and the norm takes it as it is: an RMSNorm.
+        """
+        if not hit.numerator.centered:
+            return False
+        size = self.graph.values[hit.root].numel
+        before = (op for op in map(self.graph.ops.__getitem__, hit.numerator.members) if op.call != hit.op.call)
+        made = (out for op in before for out in op.outputs if self.graph.values[out].numel == size)
+        readers = (reader for out in made for reader in self.graph.consumers(out))
+        return any(reader.id not in hit.members and reader.call != hit.op.call for reader in readers)
 
     def plus(self, op: Op) -> list[Terms]:
         """a + b."""
