@@ -4,6 +4,7 @@ NormwiseError
 ├── TargetError         the target cannot be loaded or fed                  exit 2
 ├── TraceError          the model did not run to its end                    exit 2
 ├── NotKnown            a fact cannot be had here: "not checked: why"
+│   └── NoNorm          a module that is no norm, where the convention of one is asked
 └── ConversionRefused   a change would alter what the model computes        exit 1
 
 Wrong arguments stay ``ValueError`` and ``TypeError``, as in torch.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["ConversionRefused", "NormwiseError", "NotKnown", "TargetError", "TraceError"]
+__all__ = ["ConversionRefused", "NoNorm", "NormwiseError", "NotKnown", "TargetError", "TraceError"]
 
 
 class NormwiseError(Exception):
@@ -38,6 +39,10 @@ class NotKnown(NormwiseError):
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
+
+
+class NoNorm(NotKnown):
+    """A module that is no norm, rather than one of a form that is not known."""
 
 
 class ConversionRefused(NormwiseError):

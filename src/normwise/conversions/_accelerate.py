@@ -93,7 +93,7 @@ def accelerate(model: nn.Module, inputs: Any = None) -> Accelerated:
     Examples:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
         >>> accelerate(model).replaced[0].what
-        'LayerNorm -> LayerNorm'
+        'LayerNorm -> normwise LayerNorm'
         >>> model[1]
         LayerNorm((8,), eps=1e-05, elementwise_affine=True, bias=True)
     """

@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normwise.conversions._natural import Then
-from normwise.layers._convention_probe import NoNorm, quiet
+from normwise.errors import NoNorm, NotKnown
+from normwise.layers._convention_probe import quiet
+from normwise.layers._norm_module import NormModule
 
 __all__ = ["HOOKS", "bare", "children_after", "further_arguments", "may_be_norm", "obstacle", "tensors_of"]
 
@@ -30,7 +34,15 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def may_be_norm(module: nn.Module) -> bool:
-    """Return whether a module holds no more than norms do: vectors of one length, children without tensors."""
+    """Return whether a module holds no more than norms do: vectors of one length, children without tensors.
+
+    Raises:
+        NotKnown: one of torch's norms that has no tensors yet.
+    """
+    if any(map(is_lazy, tensors_of(module).values())):
+        if isinstance(module, _NormBase):
+            raise NotKnown("it has no channels yet; run one batch first")
+        return False
     if not parametrize.is_parametrized(module) and any(tensors_of(child) for child in module.children()):
         return False
     held = list(tensors_of(module).values())
@@ -106,9 +118,9 @@ def children_after(module: nn.Module) -> tuple[str, ...]:
 
 
 def further_arguments(module: nn.Module, known: int) -> Iterator[str]:
-    """Yield what a forward takes beyond its first arguments."""
-    taken = list(inspect.signature(module.forward).parameters.values())
-    yield from (each.name for each in taken[known:])
+    """Yield what a forward takes beyond its first arguments; our layers have theirs in common."""
+    if not isinstance(module, NormModule):
+        yield from list(inspect.signature(module.forward).parameters)[known:]
 
 
 def bare(module: nn.Module, *, alone: bool) -> nn.Module:
@@ -124,7 +136,7 @@ def bare(module: nn.Module, *, alone: bool) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     memo: dict[int, Any] = {}
     for tensor in tensors_of(module).values():
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() or tensor.ndim:  # numbers of a quantized gain as well
             made = torch.rand(tensor.shape, generator=generator) + 0.5
         else:
             made = torch.zeros(tensor.shape, dtype=tensor.dtype)
@@ -134,6 +146,7 @@ def bare(module: nn.Module, *, alone: bool) -> nn.Module:
     except Exception as error:  # the user's code may refuse to be copied in any way
         raise NoNorm(f"it cannot be copied: {type(error).__name__}: {str(error)[:120]}") from error
     for each in copied.modules():
+        vars(each).pop("forward", None)  # one put on the instance calls the original
         for name in HOOKS:
             hooks = getattr(each, name)
             for key in [key for key, hook in hooks.items() if alone or not isinstance(hook, Then)]:

@@ -20,8 +20,8 @@ from normwise.conversions._norm_like import (
     tensors_of,
 )
 from normwise.conversions._sameness import compare, layouts
-from normwise.errors import NotKnown
-from normwise.layers._convention_probe import NoNorm, quiet
+from normwise.errors import NoNorm, NotKnown
+from normwise.layers._convention_probe import quiet
 from normwise.layers._convention_rounding import Match, describe
 from normwise.layers.convention import match_of
 from normwise.spec import Gate, NormSpec, Scope
@@ -30,6 +30,10 @@ __all__ = ["Recognised", "Recogniser"]
 
 _COUNT = "num_batches_tracked"
 _STATE = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+
+
+# what was found, for the process: norms of one class, configuration and sizes are looked at once
+_KNOWN: dict[tuple[Any, ...] | None, Recognised | NotKnown] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,7 @@ class Recognised:
 
 
 class Recogniser:
-    """Recognises modules; those of one class, configuration and sizes are looked at once.
+    """Recognises modules.
 
     Args:
         mixed: the layer equals the module on inputs of other dtypes than the parameters, too.
@@ -64,7 +68,6 @@ class Recogniser:
 
     def __init__(self, *, mixed: bool = True) -> None:
         self.mixed = mixed
-        self._known: dict[tuple[Any, ...], Recognised | NotKnown] = {}
 
     def __call__(self, module: nn.Module, shape: tuple[int, ...] = ()) -> Recognised:
         """Return what a module is.
@@ -79,36 +82,37 @@ class Recogniser:
         """
         if not may_be_norm(module):
             raise NoNorm("it does not hold what norms hold")
-        shape = () if tensors_of(module) else shape
-        key = _key(module, shape)
-        if key is None or key not in self._known:
-            found = _recognised(module, shape, self.mixed)
-            if key is None:
-                return _sure(found)
-            self._known[key] = found
-        return _sure(self._known[key])
+        shape = () if _tells_size(module) else shape
+        key = _key(module, shape, self.mixed)
+        found = _KNOWN.get(key) or _recognised(module, shape, self.mixed)
+        if key is not None:
+            _KNOWN[key] = found
+        if isinstance(found, NotKnown):
+            raise type(found)(found.why)  # a new one: the traceback of the old one would keep the model
+        return found
 
 
-def _sure(found: Recognised | NotKnown) -> Recognised:
-    if isinstance(found, NotKnown):
-        raise found
-    return found
-
-
-def _key(module: nn.Module, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
+def _key(module: nn.Module, shape: tuple[int, ...], mixed: bool) -> tuple[Any, ...] | None:
     """Return what tells norms apart beside their numbers; None where that cannot be compared."""
     told = {name: value for name, value in vars(module).items() if name not in _STATE and name not in HOOKS}
     settings = {name: value for name, value in told.items() if not name.startswith("_") or _is_plain(value)}
     if module._modules or not all(map(_is_plain, settings.values())) or obstacle(module) is not None:
         return None
     sizes = ((name, tuple(tensor.shape)) for name, tensor in tensors_of(module).items())
-    return (type(module), shape, *sizes, *((name, repr(value)) for name, value in settings.items()))
+    return (
+        type(module),
+        type(module).forward,
+        shape,
+        mixed,
+        *sizes,
+        *((name, repr(value)) for name, value in settings.items()),
+    )
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str, torch.dtype))
+    return value is None or isinstance(value, (bool, int, float, str, torch.dtype, NormSpec))
 
 
 def _recognised(module: nn.Module, shape: tuple[int, ...], mixed: bool) -> Recognised | NotKnown:
@@ -135,8 +139,8 @@ def _recognised(module: nn.Module, shape: tuple[int, ...], mixed: bool) -> Recog
 
 
 def _match(norm: nn.Module, shape: tuple[int, ...]) -> Match:
-    """Return the match of a norm; one without tensors is tried in every size that its settings name."""
-    if tensors_of(norm):
+    """Return the match of a norm; one whose tensors tell no size is tried in those that its settings name."""
+    if _tells_size(norm):
         return match_of(norm)
     if shape:
         return match_of(norm, example=torch.zeros(2, *shape[1:]))
@@ -148,6 +152,10 @@ def _match(norm: nn.Module, shape: tuple[int, ...]) -> Match:
             said = said or why
     assert said is not None
     raise said
+
+
+def _tells_size(module: nn.Module) -> bool:
+    return any(tensor.numel() > 1 for tensor in tensors_of(module).values())
 
 
 def _sizes_of(norm: nn.Module) -> Iterator[tuple[int, ...]]:

@@ -30,10 +30,9 @@ from normwise.conversions import _exchange
 from normwise.conversions._edits import REPLACED, SwapNorm, replace_everywhere
 from normwise.conversions._plan import Change, Plan, Refusal
 from normwise.conversions._recognise import Recognised, Recogniser
-from normwise.errors import NotKnown, TraceError
+from normwise.errors import NoNorm, NotKnown, TraceError
 from normwise.facts.facts import Facts
 from normwise.facts.sites import Site
-from normwise.layers._convention_probe import NoNorm
 from normwise.layers._norm_module import NormModule
 from normwise.targets.target import InputsFrom
 
@@ -127,7 +126,7 @@ def plan_of_model(
             refused.append(Refusal(path=path, why=why.why))
         else:
             edits.append(edit)
-            changes.append(Change(path=path, what=f"{type(module).__name__} -> {edit.layer}", how=how))
+            changes.append(Change(path=path, what=f"{type(module).__name__} -> normwise {edit.layer}", how=how))
     if to is None:
         refused += _not_modules(model, sites, {*(c.path for c in changes), *(r.path for r in refused)}, no_norms)
     return Plan(

@@ -28,9 +28,8 @@ from torch import nn
 from normwise.conversions._edits import SwapNorm
 from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step
 from normwise.conversions._recognise import Recognised, Recogniser
-from normwise.errors import NotKnown
+from normwise.errors import NoNorm, NotKnown
 from normwise.facts.facts import Facts
-from normwise.layers._convention_probe import NoNorm
 from normwise.spec import PROMOTED, Cast, NormSpec, Scope, Weight
 
 __all__ = ["ZH", "plan"]

@@ -106,7 +106,7 @@ class StatisticsModule(NormModule):
         error_msgs: list[str],
     ) -> None:
         # Version 1 of torch's batch norms had no num_batches_tracked.
-        if (local_metadata.get("version") or 1) < 2 and self.num_batches_tracked is not None:
+        if (local_metadata.get("version") or 1) < 2 and self._buffers.get("num_batches_tracked") is not None:
             state_dict.setdefault(prefix + "num_batches_tracked", torch.tensor(0, dtype=torch.long))
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs

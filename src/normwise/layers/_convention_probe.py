@@ -12,15 +12,11 @@ from itertools import product
 import torch
 from torch import nn
 
-from normwise.errors import NotKnown
+from normwise.errors import NoNorm, NotKnown
 
-__all__ = ["NoNorm", "Probe", "Values", "close", "quiet", "random", "relative", "single_changes"]
+__all__ = ["Probe", "Values", "close", "quiet", "random", "relative", "single_changes"]
 
 Values = dict[str, torch.Tensor]
-
-
-class NoNorm(NotKnown):
-    """The module is no norm: none whose form no spec has, but something else."""
 
 
 # float64 inputs are often normalized in float32, by sums of some thousand terms

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from normwise.errors import NotKnown
+from normwise.errors import NoNorm, NotKnown
 from normwise.layers._convention_eps import with_eps
-from normwise.layers._convention_probe import NoNorm, Probe, Values, close, relative, single_changes
+from normwise.layers._convention_probe import Probe, Values, close, relative, single_changes
 from normwise.spec import Gate, NormSpec, Scope, Statistic, Weight, reference
 from normwise.spec.definition import activation
 

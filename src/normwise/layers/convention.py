@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from normwise.errors import NotKnown
+from normwise.errors import NoNorm, NotKnown
 from normwise.layers._convention_frozen import frozen_structure, momentum_of, moves
-from normwise.layers._convention_probe import NoNorm, Probe, quiet
+from normwise.layers._convention_probe import Probe, quiet
 from normwise.layers._convention_rounding import Match, best_match, families_of
 from normwise.layers._convention_structure import ELEMENTWISE, is_elementwise, structure_of
 from normwise.spec import NormSpec
@@ -45,7 +45,7 @@ def convention_of(
         example: an input whose shape to use, or an input and a gate.
 
     Raises:
-        NotKnown: no spec describes it; ``why`` says how it differs from all of them.
+        NotKnown: no spec describes it; ``why`` says how it differs from all of them. ``NoNorm`` where it is none.
 
     Examples:
         >>> spec = convention_of(nn.LayerNorm(8, eps=1e-6))
@@ -53,7 +53,7 @@ def convention_of(
         (<Kind.LAYER: 'layer'>, 1e-06, <Form.TORCH: 'torch'>)
         >>> convention_of(nn.Linear(8, 8))
         Traceback (most recent call last):
-        normwise.errors.NotKnown: no statistic of its input divides it: ...
+        normwise.errors.NoNorm: no statistic of its input divides it: ...
     """
     return match_of(module, size, example=example).spec
 
