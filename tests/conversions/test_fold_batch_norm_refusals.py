@@ -195,6 +195,10 @@ def test_shared_layers_and_norms_are_refused(make: Callable[[], nn.Module], path
     assert why in reasons(redrawn(make()), 2, 3, 6, 6)[path]
 
 
+def test_a_norm_whose_buffers_another_forward_uses_did_run() -> None:
+    assert list(reasons(redrawn(_NormInForward()), 2, 3, 6, 6)) == ["", "b"]  # b did not
+
+
 def test_a_nonlinear_op_between_is_named_with_its_line() -> None:
     """The block of torchcrepe: convolution, ReLU, norm, max pooling."""
     conv = nn.Conv2d(4, 4, 3)

@@ -84,8 +84,10 @@ def find(paths: Paths) -> tuple[list[BatchNorm], list[Refusal]]:
             found.append(_read(paths, norm, path, runs[path]))
         except Blocked as blocked:
             refused.setdefault(path, refusal(path, blocked))
+    used = {name for n in calls if n.running_var is not None for name in paths.graph.values[n.running_var].names}
+    ran = {call.path for call in paths.graph.calls}
     for kept in paths.facts.running:
-        if kept.path not in {call.path for call in paths.graph.calls}:
+        if kept.path not in ran and f"{kept.path}.running_var" not in used:
             refused[kept.path] = Refusal(
                 path=kept.path,
                 why="it holds running statistics, but did not run on the example inputs",

@@ -1,31 +1,41 @@
-"""Fold batch norms into the layers beside them
+"""Fold batch norms into the layers beside them.
 
+## What it does
 In eval mode a BatchNorm with running statistics is y = s x + t by channel, with s = g / sqrt(v + eps) and
-t = b - m s. A layer before it takes it over exactly, and so does a layer behind it that pads with no zeros:
+t = b - m s. A layer W x + c before it takes it over, or every layer that reads it:
 
     before:  W' = s W over the outputs,  c' = s c + t
     behind:  W' = W s over the inputs,   c' = c + sum of W t
 
-Layers are linear maps and convolutions in one to three dimensions, grouped, depthwise and transposed ones included.
-Norms and layers are found in the dataflow, whatever their classes are called: frozen norms of detection models,
-norms that apply an activation (which stays), several norms in a row, and norms that reach their layer through
-flattening, transposing, or average pooling. All arithmetic is done in float64 and rounded once.
+in float64, rounded once. Layers are linear maps and convolutions in one to three dimensions, grouped, depthwise and
+transposed ones included. Norms and layers are found in the dataflow, whatever the model calls them: frozen norms of
+detection models, norms that apply an activation (which stays in their place), several norms in a row, and norms that
+reach their layer through flattening, transposing or average pooling. A layer without bias gets one.
 
-A convolution behind a norm that pads with zeros sees zeros where the norm would have made t of them. Two repairs are
-exact: ``border="pad"`` pads with -t / s, which the norm sends to zero; ``border="map"`` adds the shift position by
-position, for inputs of the size of the example alone.
+## When it is exact
+Always before a norm. Behind a norm where the convolution pads with no zeros: the norm would have made t of them.
+Padding with what is there (reflect, replicate, circular) is exact. Two repairs of zero padding are exact, too:
+``border="pad"`` pads with -t / s, which the norm sends to zero, and ``border="map"`` adds the shift position by
+position, for inputs of the size of the example alone. What a map adds also serves transposed convolutions.
 
-A norm stays where another function would come out, with the reason: in training mode or without running statistics;
-where something else reads the layer's output, weight or bias, or a hook sees a value that changes; where the channels
-of the norm are not the features of the layer (a BatchNorm1d of [N, C, L] behind a Linear); where anything nonlinear
-stands between (convolution, ReLU, norm, max pooling). Under a weight norm its g is scaled; under other
-parametrisations the norm stays until they are removed.
+## What is refused
+Norms in training mode, without running statistics, or that did not run. Layers whose output, weight or bias
+something else reads, whose weight is computed or quantised, or that see a hook. Channels that are not the features
+of the layer: a BatchNorm1d of [N, C, L] behind a Linear. Anything nonlinear between (convolution, ReLU, norm, max
+pooling). A gain of zero with ``border="pad"``. Under a weight norm its g is scaled; other parametrisations have to be
+removed first.
 
-Options:
-    border: "refuse" (default), "pad" or "map", for convolutions behind a norm that pad with zeros.
+## Options
+- ``border``: "refuse", "pad" or "map", for convolutions behind a norm that pad with zeros.
 
-Raises:
-    ValueError: another ``border``.
+## Example
+```python
+converted = nw.convert("fold-batch-norm", model.eval(), inputs)
+```
+
+## Sources
+Ioffe and Szegedy 2015, Batch Normalization, https://arxiv.org/abs/1502.03167; pytorch/pytorch issue 180995
+(transposed convolutions).
 """
 
 from __future__ import annotations
@@ -45,27 +55,40 @@ from normwise.graph import Op
 
 __all__ = ["plan"]
 
-ZH = """将批归一化并入相邻的层
+ZH = """将批归一化折叠进相邻的层。
 
-在 eval 模式下，带运行统计量的 BatchNorm 按通道为 y = s x + t，其中 s = g / sqrt(v + eps)，t = b - m s。它前面的
-层可以精确地吸收它；它后面的层若不以零填充，也可以：
+## 做什么
+在 eval 模式下，带运行统计量的 BatchNorm 按通道为 y = s x + t，其中 s = g / sqrt(v + eps)，t = b - m s。它由前面的层
+W x + c 吸收，或由读取它的所有层吸收：
 
-    在前：W' 为 W 的输出乘以 s，c' = s c + t
-    在后：W' 为 W 的输入乘以 s，c' = c + W t 之和
+    在前：W' = s W（沿输出），c' = s c + t
+    在后：W' = W s（沿输入），c' = c + W t 之和
 
-层可以是线性映射和一至三维卷积，包括分组、深度可分离与转置卷积。归一化和层从数据流中找到，与类名无关：检测模型中
-冻结的归一化、自带激活函数的归一化（激活函数保留）、连续的多个归一化，以及经展平、转置或平均池化才到达层的归一化。
-全部运算以 float64 进行，只舍入一次。
+以 float64 计算，只舍入一次。层可以是线性映射和一至三维卷积，包括分组、深度可分离与转置卷积。归一化和层从数据流中
+找到，与模型的命名无关：检测模型中冻结的归一化、自带激活函数的归一化（激活函数留在原处）、连续的多个归一化，以及经
+展平、转置或平均池化才到达层的归一化。没有偏置的层会得到一个偏置。
 
-归一化之后以零填充的卷积，在归一化本应给出 t 的地方看到的是零。有两种精确的修复：``border="pad"`` 以 -t / s 填充，
-归一化会把它变为零；``border="map"`` 逐位置加上平移量，只适用于示例输入的尺寸。
+## 何时精确
+在归一化之前的层总是精确。在归一化之后，仅当卷积不以零填充时精确：归一化本会把这些零变为 t。以已有的值填充
+（reflect、replicate、circular）是精确的。零填充有两种精确的修复：``border="pad"`` 以 -t / s 填充，归一化会把它变为零；
+``border="map"`` 逐位置加上平移量，只适用于示例输入的尺寸，也适用于转置卷积。
 
-若会改变函数，则保留归一化并给出原因：处于训练模式或没有运行统计量；层的输出、权重或偏置另有读取者，或某个 hook
-会看到改变了的值；归一化的通道不是层的特征轴（Linear 之后对 [N, C, L] 的 BatchNorm1d）；之间有非线性运算（卷积、
-ReLU、归一化、最大池化）。对 weight norm 则缩放其 g；对其他参数化，须先将其移除。
+## 拒绝什么
+处于训练模式、没有运行统计量或未被运行的归一化。输出、权重或偏置另有读取者的层，权重由计算得到或已量化的层，带有
+hook 的层。归一化的通道不是层的特征轴：Linear 之后对 [N, C, L] 的 BatchNorm1d。之间有任何非线性运算（卷积、ReLU、
+归一化、最大池化）。``border="pad"`` 时为零的增益。对 weight norm 缩放其 g；其他参数化须先移除。
 
-选项：
-    border：``"refuse"``（默认）、``"pad"`` 或 ``"map"``，用于归一化之后以零填充的卷积。
+## 选项
+- ``border``：``"refuse"``、``"pad"`` 或 ``"map"``，用于归一化之后以零填充的卷积。
+
+## 示例
+```python
+converted = nw.convert("fold-batch-norm", model.eval(), inputs)
+```
+
+## 来源
+Ioffe 与 Szegedy 2015，Batch Normalization，https://arxiv.org/abs/1502.03167；
+https://github.com/pytorch/pytorch/issues/180995（转置卷积）。
 """
 
 _BORDERS = ("refuse", "pad", "map")
