@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from normwise.facts.differences import changes
 
-__all__ = ["Outputs", "floats_in", "gap", "lost_at", "ratios", "unshifted"]
+__all__ = ["Outputs", "centred", "floats_in", "gap", "lost_at", "ratios"]
 
 Outputs = dict[str, torch.Tensor]
 _NEGLIGIBLE = 1e-8  # of the largest output: what is smaller is measured against that much of it
@@ -58,14 +58,9 @@ def ratios(first: Outputs, second: Outputs) -> dict[str, float]:
     return found
 
 
-def unshifted(first: Outputs, second: Outputs, bound: float) -> tuple[Outputs, Outputs]:
-    """Return both answers with the mean over the last axis taken from the outputs that are further apart."""
-    apart = {name for name, ratio in ratios(first, second).items() if ratio > bound}
-    one, other = (
-        {n: t - t.mean(-1, keepdim=True) if n in apart and t.dim() else t for n, t in outputs.items()}
-        for outputs in (first, second)
-    )
-    return one, other
+def centred(outputs: Outputs, names: Collection[str]) -> Outputs:
+    """Return the outputs with the mean over the last axis taken from some."""
+    return {n: t - t.mean(-1, keepdim=True) if n in names and t.dim() else t for n, t in outputs.items()}
 
 
 def gap(first: Outputs, second: Outputs) -> float:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from normwise.graph.process import Process
 from normwise.targets.inputs import map_tensors
 
-__all__ = ["double", "doubled", "in_double"]
+__all__ = ["double", "doubled", "in_double", "seed"]
 
 _PROMOTED = {
     torch.float16: torch.float64,
@@ -73,14 +73,19 @@ def double() -> Iterator[None]:
     around = Process()
     try:
         torch.set_default_dtype(torch.float64)
-        torch.manual_seed(0)
-        random.seed(0)
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed(0)
+        seed()
         with _Promote(), torch.no_grad(), torch.autocast("cpu", enabled=False):
             yield
     finally:
         around.restore()
+
+
+def seed() -> None:
+    """Let every source of random numbers start anew: models that draw some in evaluation draw the same."""
+    torch.manual_seed(0)
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
 
 
 def doubled(model: nn.Module) -> nn.Module:

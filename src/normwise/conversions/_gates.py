@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from normwise.conversions._apply import apply_to_model
-from normwise.conversions._compare import Outputs, floats_in, gap
-from normwise.conversions._subject import EXACT, NOT_EXACT, Gate, Subject, run_double, said
+from normwise.conversions._compare import Outputs, centred, floats_in, gap
+from normwise.conversions._double import seed
+from normwise.conversions._subject import EXACT, NOT_EXACT, Gate, Subject, said
 from normwise.facts.differences import relative_change
 from normwise.graph.guard import as_found
 from normwise.rendering import both
@@ -25,21 +24,15 @@ def weights(subject: Subject) -> Gate:
     if (refused := subject.no_numbers("weights")) is not None:
         return refused
     try:
-        converted = copy.deepcopy(subject.exact)
         offset = _offset(subject)
-    except Exception as error:
-        return Gate(
-            "weights",
-            None,
-            {},
-            both(f"the model does not run in float64: {said(error)}", f"模型无法以 float64 运行：{said(error)}"),
-        )
-    bound = EXACT * (1 + offset)
+    except Exception as error:  # the model's own code
+        told = both(f"the model does not run in float64: {said(error)}", f"模型无法以 float64 运行：{said(error)}")
+        return Gate("weights", None, {}, told)
     try:
-        apply_to_model(subject.plan, converted)
-        found = subject.gaps(subject.reference, run_double(converted, subject.target.args, subject.target.kwargs))
-    except Exception as error:
+        found = subject.gaps(subject.reference, subject.answer)
+    except Exception as error:  # a wrong plan may fail anywhere
         return Gate("weights", False, {}, both(f"the conversion fails: {said(error)}", f"转换失败：{said(error)}"))
+    bound = EXACT * (1 + offset)
     worst = max(found, key=lambda name: found[name], default="")
     figures = {"gap": found.get(worst, 0.0), "bound": bound, "mean/std": offset, "weights": str(subject.target.weights)}
     if not subject.plan.exact:
@@ -92,10 +85,17 @@ def dtype(subject: Subject) -> Gate:
     if working is torch.float64:
         return Gate("dtype", None, {}, both("the model works in float64 itself", "模型本身使用 float64"))
     try:
-        expected = subject.reference
-        own, new = (_plain_run(model, subject.target) for model in (subject.target.model, subject.converted))
-    except Exception as error:
-        return Gate("dtype", None, {}, both(f"a run failed: {said(error)}", f"运行失败：{said(error)}"))
+        shifted = subject.shifted(subject.reference, subject.answer)
+        own = centred(_plain_run(subject.target.model, subject.target), shifted)
+    except Exception as error:  # the model's own code
+        told = both(f"the original does not run: {said(error)}", f"原模型无法运行：{said(error)}")
+        return Gate("dtype", None, {}, told)
+    try:
+        new = centred(_plain_run(subject.converted, subject.target), shifted)
+    except Exception as error:  # a wrong plan may fail anywhere
+        told = both(f"the converted model does not run: {said(error)}", f"转换后的模型无法运行：{said(error)}")
+        return Gate("dtype", False, {}, told)
+    expected = centred(subject.reference, shifted)
     floor = 2 * torch.finfo(working).eps
     errors = {
         n: (relative_change(expected[n], own[n]), relative_change(expected[n], new[n]))
@@ -122,7 +122,7 @@ def dtype(subject: Subject) -> Gate:
 
 def _plain_run(model: nn.Module, target: Target) -> Outputs:
     with as_found(model, inputs=(target.args, target.kwargs)), torch.inference_mode():
-        torch.manual_seed(0)
+        seed()
         return floats_in(target.run(model))
 
 

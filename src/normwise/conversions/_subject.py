@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from normwise.conversions._compare import Outputs, floats_in, ratios, unshifted
+from normwise.conversions._apply import apply_to_model
+from normwise.conversions._compare import Outputs, centred, floats_in, ratios
 from normwise.conversions._double import double, doubled, in_double
 from normwise.conversions._plan import Plan
 from normwise.conversions._twin import fits, has_storage
@@ -80,11 +81,23 @@ class Subject:
             return Gate(name, None, {}, both(why, f"两份 float64 副本需要 {needed:.1f} GB，超过空闲内存的一半"))
         return None
 
+    @cached_property
+    def answer(self) -> Outputs:
+        """What the conversion of the original in float64 returns."""
+        converted = copy.deepcopy(self.exact)
+        apply_to_model(self.plan, converted)
+        return run_double(converted, self.target.args, self.target.kwargs)
+
     def gaps(self, expected: Outputs, found: Outputs) -> dict[str, float]:
         """Return the relative difference of every output; up to a shift of each token where the user consented."""
-        if _SHIFTED in self.plan.options.get("consent", ()):
-            expected, found = unshifted(expected, found, EXACT)
-        return ratios(expected, found)
+        shifted = self.shifted(expected, found)
+        return ratios(centred(expected, shifted), centred(found, shifted))
+
+    def shifted(self, expected: Outputs, found: Outputs) -> set[str]:
+        """Return the outputs that are apart, where the user consented to outputs with another mean."""
+        if _SHIFTED not in self.plan.options.get("consent", ()):
+            return set()
+        return {name for name, ratio in ratios(expected, found).items() if ratio > EXACT}
 
 
 def run_double(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outputs:

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -31,7 +31,7 @@ from normwise.facts.records import NormSite
 from normwise.rendering import both
 from normwise.targets import Target
 
-__all__ = ["Twin", "fits", "free_memory", "has_storage", "norms_of", "redraw", "relied_on", "scaled_to", "twin_of"]
+__all__ = ["Twin", "calibrate", "fits", "free_memory", "has_storage", "norms_of", "redraw", "scaled_to", "twin_of"]
 
 _SEED = 20261129
 _SMALL = 64_000_000  # parameters: 1 GB for the twin and its conversion in float64
@@ -224,14 +224,6 @@ def redraw(
         held = tensors_of(model)
         for key in constants.keys() & held.keys():  # a smaller twin has fewer layers
             held[key].fill_(constants[key])
-
-
-def relied_on(plan: Plan) -> set[str]:
-    """Return the tensors that a plan does without and reads nowhere: it relies on the numbers in them, 1 or 0."""
-    filled = {key for recipe in plan.recipes for key in recipe.keys if recipe.steps[0].function == "fill"}
-    read = {key for recipe in plan.recipes for step in recipe.steps for key in step.reads}
-    copied = {recipe.start for recipe in plan.recipes} | {key for edit in plan.edits for key in edit.copies.values()}
-    return (filled | set(plan.dropped)) - read - copied
 
 
 def _drawn(model: nn.Module, norms: tuple[NormSite, ...]) -> Iterator[torch.Tensor]:

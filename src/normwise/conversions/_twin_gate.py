@@ -12,7 +12,7 @@ from normwise.conversions import _probes
 from normwise.conversions._apply import apply_to_model
 from normwise.conversions._compare import Outputs, lost_at
 from normwise.conversions._subject import EXACT, NOT_EXACT, Gate, Subject, run_double, said
-from normwise.conversions._twin import Twin, calibrate, redraw, relied_on, scaled_to, twin_of
+from normwise.conversions._twin import Twin, calibrate, redraw, scaled_to, twin_of
 from normwise.errors import NormwiseError
 from normwise.rendering import both
 
