@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 import normwise as nw
-from normwise.conversions import Plan, Recipe, Step, apply_to_model, fold_affine, plan
+from normwise.conversions import Plan, Recipe, Step, apply_to_model, apply_to_state, fold_affine, plan
 from normwise.conversions._plan import merged
 from normwise.facts.facts import Facts
 from normwise.targets import load, target
@@ -169,6 +169,17 @@ def test_an_untied_head_takes_the_final_norm(weightless: bool) -> None:
     assert not torch.equal(
         converted.get_parameter("model.lm_head.weight"), converted.get_parameter("model.transformer.wte.weight")
     )
+
+
+def test_a_checkpoint_that_holds_a_tied_weight_once_is_converted() -> None:
+    model = drawn(_gpt2())
+    made = fold_affine.plan(Facts(target(model, (IDS,)), effort="full"), untie=True)
+    state = dict(model.state_dict())
+    whole = apply_to_state(made, state)
+    del state["model.lm_head.weight"]
+    once = apply_to_state(made, state)
+    assert set(once) == set(whole)
+    assert all(torch.equal(once[key], whole[key]) for key in whole)
 
 
 def test_a_bias_alone_needs_no_untying() -> None:

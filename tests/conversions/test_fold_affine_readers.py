@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from normwise.conversions import apply_to_model, fold_affine
+from normwise.conversions import apply_to_model, apply_to_state, fold_affine
+from normwise.errors import ConversionRefused
 from normwise.facts.facts import Facts
 from normwise.layers import GatedRMSNorm, L2Norm, ScaleNorm
 from normwise.targets import target
@@ -89,7 +90,7 @@ def test_a_gain_passes_what_a_bias_does_not(how: str) -> None:
 
 
 OBSTACLES: dict[str, tuple[Forward, str]] = {
-    "a residual add": (lambda m, y: m.read(y) + y[..., :5], "reads it"),
+    "a residual add": (lambda m, y: m.read(y) + y[..., :5], "taken apart, merged or joined"),
     "an add": (lambda m, y: m.square(y) + y, "it is added to another value"),
     "an activation": (lambda m, y: m.read(y.relu()), "an elementwise op reads it"),
     "an output": (lambda m, y: y, "an output of the model"),
@@ -281,3 +282,32 @@ def test_folding_a_live_model_changes_its_state() -> None:
     expected = model(X)
     apply_to_model(fold_affine.plan(Facts(target(model, (X,)), effort="full")), model)
     torch.testing.assert_close(model(X), expected)
+
+
+def test_half_precision_is_rounded_once() -> None:
+    model = drawn(_Block(lambda m, y: m.read(y))).to(torch.bfloat16)
+    state = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    made = fold_affine.plan(Facts(target(model, (X.to(torch.bfloat16),)), effort="full"))
+    converted = apply_to_state(made, state)
+    exact = state["read.weight"].double() * state["norm.weight"].double()
+    assert torch.equal(converted["read.weight"], exact.to(torch.bfloat16))
+    shift = state["read.bias"].double() + state["read.weight"].double() @ state["norm.bias"].double()
+    assert torch.equal(converted["read.bias"], shift.to(torch.bfloat16))
+
+
+def test_a_created_bias_has_the_dtype_of_its_weight() -> None:
+    model = drawn(_Block(lambda m, y: m.own(y), own=nn.Linear(8, 5, bias=False))).to(torch.bfloat16)
+    made = fold_affine.plan(Facts(target(model, (X.to(torch.bfloat16),)), effort="full"))
+    assert apply_to_state(made, model.state_dict())["own.bias"].dtype is torch.bfloat16
+    apply_to_model(made, model)
+    assert model.get_parameter("own.bias").dtype is torch.bfloat16
+
+
+def test_a_gain_too_large_for_the_dtype_is_refused() -> None:
+    model = drawn(_Block(lambda m, y: m.read(y))).to(torch.float16)
+    with torch.no_grad():
+        model.get_parameter("norm.weight")[0] = 6e4
+        model.get_parameter("read.weight")[0, 0] = 1e2
+    made = fold_affine.plan(Facts(target(model, (X.to(torch.float16),)), effort="full"))
+    with pytest.raises(ConversionRefused, match=r"read\.weight: the converted numbers leave the range of float16"):
+        apply_to_model(made, model)
