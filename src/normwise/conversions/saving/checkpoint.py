@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from normwise.conversions.saving.tensors import Stored, read_header, sha256
 from normwise.errors import TargetError
 
-__all__ = ["INDEX", "PICKLES", "Checkpoint", "prefixes"]
+__all__ = ["INDEX", "PICKLES", "Checkpoint"]
 
 INDEX = ".safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".index.json")  # weights of other formats
@@ -90,15 +89,6 @@ class Checkpoint:
     def size(self) -> int:
         """Return how many bytes the tensors take."""
         return sum(tensor.size for tensor in self.tensors.values())
-
-
-def prefixes(model: nn.Module) -> list[tuple[str, str]]:
-    """Return how names in a checkpoint may differ from the model's: put before them, and taken from them.
-
-    transformers loads a base model from a checkpoint with a head, whose names have a prefix more, and the reverse.
-    """
-    base = getattr(model, "base_model_prefix", "")
-    return [("", ""), (f"{base}.", ""), ("", f"{base}.")] if base else [("", "")]
 
 
 def _in_folder(folder: Path) -> Path:

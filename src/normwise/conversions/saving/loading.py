@@ -14,8 +14,8 @@ from torch import nn
 from normwise.conversions._apply import tensors_of
 from normwise.conversions._edits import Edit
 from normwise.conversions._plan import Plan
-from normwise.conversions.saving.checkpoint import Checkpoint, prefixes
-from normwise.conversions.saving.tensors import Stored
+from normwise.conversions.saving.checkpoint import Checkpoint
+from normwise.conversions.saving.names import Names
 from normwise.errors import TargetError
 
 __all__ = ["MANIFEST", "VARIANT", "load", "load_edited", "load_pretrained", "load_tensors", "read_manifest"]
@@ -46,7 +46,8 @@ def load(path: str | Path, model: nn.Module | None = None, *, dtype: torch.dtype
     if manifest.get("schema") != 1:
         raise TargetError(f"{folder / MANIFEST}: schema {manifest.get('schema')!r} is of a newer normwise")
     plan = Plan.from_json(manifest["plan"])
-    made = load_edited(_class(folder, manifest) if model is None else model, plan.edits, folder)
+    base = _class(folder, manifest) if model is None else model
+    made = load_edited(base, plan.edits, folder, variant=VARIANT)
     return made.eval() if dtype is None else made.to(dtype).eval()
 
 
@@ -82,8 +83,16 @@ def _class(folder: Path, manifest: dict[str, Any]) -> type[nn.Module]:
     return cls
 
 
-def load_edited(base: type[nn.Module] | nn.Module, edits: Iterable[Edit], folder: Path) -> nn.Module:
+def load_edited(
+    base: type[nn.Module] | nn.Module, edits: Iterable[Edit], folder: Path | None, **options: Any
+) -> nn.Module:
     """Load the weights of a folder into a class, or into a copy of a model, after the edits of its modules.
+
+    Args:
+        base: a class of transformers, or a model of one's own.
+        edits: of the plan.
+        folder: with the weights; None where ``options`` have them as ``state_dict`` and ``config``.
+        options: of ``from_pretrained``.
 
     Raises:
         TargetError: the tensors are not exactly those of the edited model.
@@ -93,6 +102,7 @@ def load_edited(base: type[nn.Module] | nn.Module, edits: Iterable[Edit], folder
         model = copy.deepcopy(base)
         for edit in edits:
             edit.apply(model)
+        assert folder is not None
         load_tensors(model, Checkpoint.open(folder))
         return model
 
@@ -103,12 +113,12 @@ def load_edited(base: type[nn.Module] | nn.Module, edits: Iterable[Edit], folder
 
     # Of the same name and module: transformers looks up by them how old checkpoints are to be read.
     edited = type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
-    model = load_pretrained(edited, folder, variant=VARIANT)
+    model = load_pretrained(edited, folder, **options)
     model.__class__ = base  # the edits are in the instance
     return model
 
 
-def load_pretrained(cls: type[nn.Module], folder: Path, **options: Any) -> nn.Module:
+def load_pretrained(cls: type[nn.Module], folder: Path | None, **options: Any) -> nn.Module:
     """Load a transformers folder strictly.
 
     Raises:
@@ -123,6 +133,8 @@ def load_pretrained(cls: type[nn.Module], folder: Path, **options: Any) -> nn.Mo
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if info.get(what):
             raise TargetError(f"{folder}: {what.replace('_', ' ')} on reload, for example {next(iter(info[what]))}")
+    for tensor in {id(t): t for t in tensors_of(model).values()}.values():
+        tensor.data = tensor.data.clone()  # no view of the file: that may change, and its alignment changes last bits
     return model.eval()
 
 
@@ -134,18 +146,15 @@ def load_tensors(model: nn.Module, checkpoint: Checkpoint) -> None:
     """
     held = model.state_dict().keys()
     everything = tensors_of(model)
-    named: list[dict[str, Stored]] = [
-        {taken + key.removeprefix(added): stored for key, stored in checkpoint.tensors.items()}
-        for added, taken in prefixes(model)
-    ]
-    tensors = next((each for each in named if each.keys() <= held), named[0])
-    if strange := sorted(tensors.keys() - held):
+    names = Names(checkpoint.tensors, model)
+    if strange := [*sorted(names.strange), *sorted(names.merged)]:
         raise TargetError(f"{checkpoint.given}: the model has no tensor {strange[0]}")
-    filled = {id(everything[key]) for key in tensors}
+    filled = {id(everything[key]) for key in names.stored}
     if lost := sorted(key for key in held if key in everything and id(everything[key]) not in filled):
         raise TargetError(f"{checkpoint.given}: the tensor {lost[0]} is missing")
     with torch.no_grad():
-        for key, stored in tensors.items():
+        for key, name in names.stored.items():
+            stored = checkpoint.tensors[name]
             if (shape := tuple(everything[key].shape)) != stored.shape:
                 raise TargetError(f"{checkpoint.given}: {key} has shape {stored.shape}, the model's has {shape}")
             everything[key].copy_(stored.load())

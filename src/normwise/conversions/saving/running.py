@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from normwise.conversions._twin import free_memory
 from normwise.conversions.proof import prove
 from normwise.conversions.saving.checkpoint import Checkpoint
 from normwise.conversions.saving.loading import load, read_manifest
+from normwise.conversions.saving.names import StoredOtherwise
 from normwise.conversions.saving.publishing import check_output
 from normwise.conversions.saving.report import read_report
 from normwise.conversions.saving.save import Advance, convert_checkpoint, save_converted
@@ -87,7 +89,7 @@ def run(
     planned: Callable[[Plan], object] = lambda plan: None,
     advance: Advance = lambda text, done, total: None,
 ) -> dict[str, Any]:
-    """Convert what a TARGET names and save it; a folder is converted tensor by tensor.
+    """Convert what a TARGET names and save it; a folder is converted tensor by tensor, where it stores what the model holds.
 
     A model too large for its proof in memory is planned without its weights: its twin is proved, and what was written
     is not loaded again. What was converted before is left alone: its report is returned with "already".
@@ -124,9 +126,12 @@ def run(
     if target.weights is not Weights.FAKE and (verify or source is None):
         converted = conversions.convert(name, target, **options)
         planned(converted.plan)
-        if source is None or dtype is not None:
-            return save_converted(converted, out, verify=verify, **saving)
-        return convert_checkpoint(converted.plan, source, out, model=target.model, converted=converted, **saving)
+        if source is not None and dtype is None:
+            with suppress(StoredOtherwise):
+                return convert_checkpoint(
+                    converted.plan, source, out, model=target.model, converted=converted, **saving
+                )
+        return save_converted(converted, out, verify=verify, **saving)
     if source is None:
         raise ConversionRefused([f"{text}: the model holds no numbers, and there are no shards to convert"])
 

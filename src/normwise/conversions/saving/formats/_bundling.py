@@ -41,7 +41,10 @@ def bundle(objects: Iterable[Any]) -> Bundle:
 def _add(item: Any, found: Bundle) -> None:
     if item.__name__ in found.definitions:
         return
-    source = inspect.getsource(item)
+    try:
+        source = inspect.getsource(item)
+    except OSError as error:
+        raise ValueError(f"the source of {item.__name__} is not at hand") from error
     tree = ast.parse(source)
     definition = tree.body[0]
     assert isinstance(definition, (ast.ClassDef, ast.FunctionDef))

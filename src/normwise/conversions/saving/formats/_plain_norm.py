@@ -10,7 +10,7 @@ from torch import nn
 
 from normwise.conversions._edits import Edit, SwapNorm, replace_everywhere
 from normwise.spec import NormSpec
-from normwise.spec.description import Cast, Kind, Scope, Weight
+from normwise.spec.description import PROMOTED, Cast, Kind, Scope, Weight
 
 __all__ = ["plain_swap"]
 
@@ -22,11 +22,19 @@ class PlainNorm(nn.Module):
     bias: nn.Parameter | None
 
     def __init__(
-        self, axes: tuple[int, ...], eps: float, center: bool, offset: float, stats_dtype: str | None, early_cast: bool
+        self,
+        axes: tuple[int, ...],
+        eps: float,
+        center: bool,
+        offset: float,
+        stats_dtype: str | None,
+        early_cast: bool,
+        early_offset: bool,
+        promoted: bool,
     ) -> None:
         super().__init__()
-        self.axes, self.eps, self.center, self.offset = axes, eps, center, offset
-        self.stats_dtype, self.early_cast = stats_dtype, early_cast
+        self.axes, self.eps, self.center, self.offset, self.stats_dtype = axes, eps, center, offset, stats_dtype
+        self.early_cast, self.early_offset, self.promoted = early_cast, early_offset, promoted
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
 
@@ -41,8 +49,10 @@ class PlainNorm(nn.Module):
         if self.early_cast:
             y = y.to(input.dtype)
         if self.weight is not None:
-            y = y * (self.offset + (self.weight if self.early_cast else self.weight.to(y.dtype)))
-        return (y if self.bias is None else y + self.bias).to(input.dtype)
+            y = y * (self.offset + (self.weight if self.early_offset else self.weight.to(x.dtype)))
+        if self.bias is not None:
+            y = y + self.bias
+        return y if self.promoted else y.to(input.dtype)
 
     def extra_repr(self) -> str:
         """Return what is computed."""
@@ -60,11 +70,14 @@ class SwapPlainNorm(Edit):
     offset: float
     stats_dtype: str | None
     early_cast: bool
+    early_offset: bool
+    promoted: bool
 
     def apply(self, model: nn.Module) -> None:
         """Replace the module."""
         old = model.get_submodule(self.path)
-        new = PlainNorm(self.axes, self.eps, self.center, self.offset, self.stats_dtype, self.early_cast)
+        told = (self.stats_dtype, self.early_cast, self.early_offset, self.promoted)
+        new = PlainNorm(self.axes, self.eps, self.center, self.offset, *told)
         for name in self.keeps:
             setattr(new, name, getattr(old, name))
         replace_everywhere(model, old, new)
@@ -72,6 +85,7 @@ class SwapPlainNorm(Edit):
 
 _HELD = {
     "axes", "center", "statistic", "eps", "weight", "weight_offset", "bias", "stats_dtype", "cast", "form", "scope",
+    "offset_in_weight_dtype", "out_dtype",
 }  # fmt: skip
 
 
@@ -93,11 +107,14 @@ def plain_swap(edit: SwapNorm) -> SwapPlainNorm:
     odd += [name for name in ("eps",) if spec.eps is None]
     odd += [name for name in ("weight",) if spec.weight is Weight.SCALAR]
     odd += [name for name in ("cast",) if spec.cast in (Cast.TO_WEIGHT, Cast.RECIPROCAL)]
+    odd += [name for name in ("out_dtype",) if spec.out_dtype not in (None, PROMOTED)]
     if odd or spec.axes != tuple(range(-len(spec.axes), 0)):
         name = odd[0] if odd else "axes"
         raise ValueError(f"{edit.path}: a norm with {name}={getattr(spec, name)!r} is beyond the plain one")
     assert spec.eps is not None
+    early_cast = spec.cast is Cast.BEFORE_WEIGHT
     return SwapPlainNorm(
         path=edit.path, keeps=edit.keeps, axes=spec.axes, eps=spec.eps, center=spec.center, offset=spec.weight_offset,
-        stats_dtype=spec.stats_dtype, early_cast=spec.cast is Cast.BEFORE_WEIGHT,
+        stats_dtype=spec.stats_dtype, early_cast=early_cast, early_offset=early_cast or spec.offset_in_weight_dtype,
+        promoted=spec.out_dtype == PROMOTED,
     )  # fmt: skip

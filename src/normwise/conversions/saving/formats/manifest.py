@@ -40,4 +40,4 @@ def finish(folder: Path, output: Output) -> None:
 def load(folder: Path, output: Output, original: nn.Module) -> nn.Module:
     """Return what ``normwise.load`` makes of the folder."""
     base = type(original) if is_transformers(original) else original
-    return load_edited(base, output.plan.edits, folder).eval()
+    return load_edited(base, output.plan.edits, folder, variant=VARIANT).eval()
