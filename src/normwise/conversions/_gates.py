@@ -82,8 +82,6 @@ def dtype(subject: Subject) -> Gate:
     if not subject.plan.exact:
         return Gate("dtype", None, {}, NOT_EXACT)
     working = next((p.dtype for p in subject.target.model.parameters() if p.is_floating_point()), torch.float32)
-    if working is torch.float64:
-        return Gate("dtype", None, {}, both("the model works in float64 itself", "模型本身使用 float64"))
     try:
         shifted = subject.shifted(subject.reference, subject.answer)
         own = centred(_plain_run(subject.target.model, subject.target), shifted)
@@ -96,7 +94,7 @@ def dtype(subject: Subject) -> Gate:
         told = both(f"the converted model does not run: {said(error)}", f"转换后的模型无法运行：{said(error)}")
         return Gate("dtype", False, {}, told)
     expected = centred(subject.reference, shifted)
-    floor = 2 * torch.finfo(working).eps
+    floor = EXACT if working is torch.float64 else 2 * torch.finfo(working).eps
     errors = {
         n: (relative_change(expected[n], own[n]), relative_change(expected[n], new[n]))
         for n in expected
