@@ -14,6 +14,7 @@ import normwise as nw
 from normwise.conversions import Plan, Recipe, Step, apply_to_model, apply_to_state, fold_affine, plan
 from normwise.conversions._plan import merged
 from normwise.facts.facts import Facts
+from normwise.graph import Observer, trace
 from normwise.targets import load, target
 from tests.conversions.affine import EXACT, applied, difference, drawn, family, folded, reasons
 
@@ -102,6 +103,16 @@ def test_zero_gains_fold_like_any_other(name: str) -> None:
             found.model.get_parameter(row.weight_path)[::3] = -row.spec.weight_offset
     _, converted = folded(found)
     assert all(bool(tensor.isfinite().all()) for tensor in converted.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit", "whisper"])
+def test_maps_are_read_from_their_parts_as_well(name: str) -> None:
+    found = family(name)
+    facts = Facts(found, effort="full")
+    facts.__dict__["traced"] = trace(found, mode="no_grad", observer=Observer)  # linear maps arrive as t and addmm
+    made = fold_affine.plan(facts)
+    assert (len(made.changes), len(made.refused)) == FAMILIES[name]
+    assert difference(made, found) <= EXACT
 
 
 def test_post_norm_is_refused() -> None:

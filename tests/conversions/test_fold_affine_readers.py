@@ -125,6 +125,18 @@ def test_a_weight_shared_by_two_norms_is_refused() -> None:
     assert all("the weight of its reader read is shared with read" in refusal.why for refusal in made.refused)
 
 
+def test_a_parameter_shared_with_what_did_not_run_is_refused() -> None:
+    idle, norm = nn.LayerNorm(8), nn.LayerNorm(8)
+    idle.weight = norm.weight
+    assert "shares a parameter with idle.weight" in reasons(_Block(lambda m, y: m.read(y), norm, idle=idle), X)["norm"]
+    model = _Block(lambda m, y: m.read(y), idle=nn.Linear(8, 5))
+    model.get_submodule("idle").weight = model.read.weight
+    assert "shared with idle" in reasons(model, X)["norm"]
+    model = _Block(lambda m, y: m.read(y), idle=nn.Linear(8, 5))
+    model.get_submodule("idle").bias = model.read.bias
+    assert "the bias of its reader read is used elsewhere" in reasons(model, X)["norm"]
+
+
 def test_a_norm_and_its_reader_shared_by_all_layers_fold_once() -> None:
     made, _ = folded(_Looped(), X)
     assert len(made.recipes) == 4

@@ -156,6 +156,9 @@ class _Folder:
         for key in keys:
             if key is not None and (key not in self.ids or len([n for n in self._shape(key) if n > 1]) > 1):
                 raise Blocked("its gain or bias is no vector", op)
+            sharer = next((n for n in self._keys(key) if self._owner(n) is not self._owner(key)), None) if key else None
+            if sharer is not None:
+                raise Blocked(f"it shares a parameter with {sharer}", op)
         return spec
 
     def _into_readers(
@@ -193,7 +196,7 @@ class _Folder:
         if any((r.dim, r.groups) != (reader.dim, reader.groups) for r in alike):
             raise Blocked(f"the weight of {reader.path} is read along two axes", reader.op)
         modules = [self.facts.modules[r.path] for r in alike]
-        mine = [n for n in names if any(self.facts.modules[n.rpartition(".")[0]] is m for m in modules)]
+        mine = [n for n in names if any(self._owner(n) is m for m in modules)]
         foreign = [n for n in names if n not in mine and len(names) > 1]
         if not others and not foreign:
             return Recipe(keys=names, steps=()), []
@@ -223,7 +226,10 @@ class _Folder:
                 done.add(reader.path)
                 continue
             alike = [r for r in found.readers if r.bias == reader.bias]
-            if leaves(self.graph, reader.bias) != {r.bias_op for r in alike} or len({r.weight for r in alike}) > 1:
+            names, weights = self._names(reader.bias), {r.weight for r in alike}
+            # a head may hold the bias of its own map a second time
+            foreign = any(not f"{reader.path}.".startswith(f"{n.rpartition('.')[0]}.") for n in names if len(names) > 1)
+            if foreign or leaves(self.graph, reader.bias) != {r.bias_op for r in alike} or len(weights) > 1:
                 raise Blocked(f"the bias of its reader {reader.path} is used elsewhere as well", reader.op)
             if reader.bias not in done:
                 yield Recipe(keys=self._names(reader.bias), steps=(step,)), []
@@ -287,6 +293,9 @@ class _Folder:
         )
 
     # -- numbers -----------------------------------------------------------------------------------
+
+    def _owner(self, key: str) -> nn.Module:
+        return self.facts.modules[key.rpartition(".")[0]]
 
     def _shape(self, key: str) -> tuple[int, ...]:
         return tuple(self.facts.tensors[key].shape)

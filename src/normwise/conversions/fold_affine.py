@@ -12,7 +12,8 @@ transposed parameter, the experts of a mixture, convolutions with groups; behind
 means over other axes.
 
 ## When it is exact
-Always, for every norm that is not refused. The last bits differ, since the products are rounded elsewhere.
+Always in evaluation, for every norm that is not refused. The last bits differ, since the products are rounded
+elsewhere. In training, dropout between a norm and its reader no longer drops the bias.
 
 ## What is refused
 A norm that is read by anything but such maps: a residual add (post-norm), an output of the model, an elementwise op,
@@ -59,7 +60,7 @@ ZH = """把归一化的增益与偏置折叠进读取它的线性映射。
 对其他轴的平均。
 
 ## 何时精确
-凡未被拒绝的归一化都精确。最后几位会不同，因为乘积在别处舍入。
+凡未被拒绝的归一化，推理时都精确。最后几位会不同，因为乘积在别处舍入。训练时，归一化与读者之间的 dropout 不再丢弃偏置。
 
 ## 何时拒绝
 归一化还被别的东西读取：残差相加（post-norm）、模型的输出、逐元素运算、注意力、另一个归一化。读者的权重还被别处读取，
