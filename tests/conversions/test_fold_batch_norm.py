@@ -127,6 +127,22 @@ def test_norms_are_known_by_what_they_compute(make: Make) -> None:
     assert made.changes[0].path == "1"
 
 
+class _GainOutside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False)
+        self.gain = nn.Parameter(torch.ones(4, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x)) * self.gain
+
+
+def test_a_gain_outside_the_norm_stays_where_it_is() -> None:
+    made, converted = folded(_GainOutside(), 2, 3, 6, 6)
+    assert set(converted.state_dict()) == {"conv.weight", "conv.bias", "gain"}
+    assert made.changes[0].path == "norm"
+
+
 class _NormAct(nn.BatchNorm2d):
     """A norm that applies an activation, as timm's do."""
 

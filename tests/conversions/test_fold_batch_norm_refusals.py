@@ -35,8 +35,40 @@ def test_one_norm_left_in_training_mode_is_refused() -> None:
 
 def test_missing_running_statistics_are_refused() -> None:
     why = reasons(_pair(track_running_stats=False), 2, 3, 6, 6)["1"]
-    assert "keeps no running statistics" in why
+    assert "not with running statistics" in why
     assert "track_running_stats=True" in why
+
+
+class _OfBatch(nn.BatchNorm2d):
+    """Holds running statistics and does not use them."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.batch_norm(
+            input, self.running_mean, self.running_var, self.weight, self.bias, training=True, momentum=0.0
+        )
+
+
+def test_a_norm_that_uses_the_batch_in_eval_mode_is_refused() -> None:
+    model = redrawn(nn.Sequential(nn.Conv2d(3, 4, 3), _OfBatch(4)))
+    assert "it normalizes with the batch in eval mode" in reasons(model, 2, 3, 6, 6)["1"]
+
+
+class _TwoInputs(nn.BatchNorm2d):
+    def forward(self, input: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(input)
+
+
+class _Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), _TwoInputs(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x), x > 0)
+
+
+def test_a_norm_that_is_given_more_than_its_input_is_refused() -> None:
+    assert "norm is given 2 tensors" in reasons(redrawn(_Masked()), 2, 3, 6, 6)["norm"]
 
 
 def test_a_norm_over_tokens_behind_a_linear_map_is_refused() -> None:

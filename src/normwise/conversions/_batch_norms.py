@@ -105,7 +105,7 @@ def _read(paths: Paths, norm: NormCall, path: str, runs: int) -> BatchNorm:
         raise Blocked("it is in training mode, where it normalizes with the batch", norm.op, _EVAL)
     if norm.uses_batch or norm.running_var is None:
         raise Blocked(
-            "it keeps no running statistics: it normalizes with the batch in eval mode, too",
+            "it normalizes with the batch in eval mode, too, not with running statistics",
             norm.op,
             "train it with track_running_stats=True",
         )
@@ -170,6 +170,8 @@ def _interface(paths: Paths, norm: NormCall, call: Call, output: int) -> tuple[i
         Blocked: the module does something else, too.
     """
     graph, flow = paths.graph, paths.facts.flow
+    if len(call.inputs) > 1:
+        raise Blocked(f"{call.path} is given {len(call.inputs)} tensors", norm.op, "give the norm its input alone")
     if len(call.inputs) == len(call.outputs) == 1:
         given, returned = call.inputs[0], call.outputs[0]
         alike = graph.values[given].dtype == graph.values[returned].dtype

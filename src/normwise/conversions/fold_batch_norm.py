@@ -206,9 +206,10 @@ class _Folding:
             else:
                 raise Blocked(f"{op.short} stands between it and the layer before it", op, NOT_EXACT)
             passed.append((value, members))
-        for seen, readers in passed:
+        for read_value, readers in passed:
+            self.paths.check_read_by(read_value, readers)
+        for seen, _ in passed:
             self.paths.check_unseen(seen)
-            self.paths.check_read_by(seen, readers)
         return op, [(value, end), *path]
 
     def _into_layers_behind(self, norm: BatchNorm) -> None:
