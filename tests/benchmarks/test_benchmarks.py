@@ -18,7 +18,7 @@ from normwise.benchmarks._onnx import session
 from normwise.benchmarks._options import Options
 
 ONCE = Method(rounds=1, fill=0.0, least=1)
-TINY = {"norms": "8x16", "small": "4x8", "batch-norm": "2x4x6x6", "llama": "1x8"}
+TINY = {"norms": "8x16", "small": "4x8", "batch-norm": "2x4x6x6", "llama": "1x8", "conversions": "1x4"}
 
 
 @pytest.fixture
@@ -99,6 +99,15 @@ def test_batch_norm_has_both_layouts(no_compiler: None) -> None:
         None,
         "RuntimeError: no C++ compiler here",
     }
+
+
+def test_converted_models_are_proved_and_raced_beside_the_original() -> None:
+    result = tiny("conversions", quick=True)
+    told = {(row.layer, row.rival) for row in result.rows if row.ms}
+    assert {rival for layer, rival in told if layer == "GPT-2"} == {
+        OURS, f"{OURS}, weightless", f"{OURS}, swap-layers", "transformers",
+    }  # fmt: skip
+    assert {rival for layer, rival in told if layer == "BERT"} == {OURS, "transformers"}
 
 
 def test_llama_swaps_every_norm_and_tells_the_peak() -> None:

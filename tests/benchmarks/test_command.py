@@ -84,7 +84,7 @@ def test_an_interrupt_before_the_first_figure_concludes_nothing(fake: Fake, caps
 BAD = [
     (["norm"], "no benchmark is called 'norm': did you mean 'norms'?"),
     (["batchnorm"], "no benchmark is called 'batchnorm': did you mean 'batch-norm'?"),
-    (["?"], "no benchmark is called '?': choose from norms, batch-norm, llama, small"),
+    (["?"], "no benchmark is called '?': choose from norms, batch-norm, conversions, llama, small"),
     (["--threads", "two"], "'two' is not a valid integer"),
     (["--threads", "0"], "--threads takes 1 to"),
     (["--shape", "8"], "--shape takes ROWSxWIDTH such as 4096x1024 here, given '8'"),

@@ -20,6 +20,7 @@ import torch
 from normwise import kernels
 from normwise._parts import collect
 from normwise.benchmarks import batch_norm as batch_norm
+from normwise.benchmarks import conversions as conversions
 from normwise.benchmarks import llama as llama
 from normwise.benchmarks import norms as norms
 from normwise.benchmarks import small as small
@@ -90,7 +91,7 @@ def names() -> tuple[str, ...]:
 
     Examples:
         >>> names()
-        ('norms', 'batch-norm', 'llama', 'small')
+        ('norms', 'batch-norm', 'conversions', 'llama', 'small')
     """
     return (DEFAULT, *(name for name in BENCHMARKS if name != DEFAULT))
 

@@ -188,6 +188,7 @@ def bench(name: str | None, outputs: tuple[Path, ...], format_: str | None, lang
       norms                RMSNorm and LayerNorm, plain and with a residual (default)
       small                the same on few rows: what a call costs
       batch-norm           BatchNorm2d in training, and GroupNorm
+      conversions          whole models: as they are, with our layers, converted to RMSNorm
       llama                a training step of a small Llama, its norms swapped for ours
 
     Rivals take turns in one run: torch.nn, torch.compile of it, the class of transformers, ONNX Runtime, and a copy
