@@ -170,10 +170,11 @@ def _interface(paths: Paths, norm: NormCall, call: Call, output: int) -> tuple[i
         Blocked: the module does something else, too.
     """
     graph, flow = paths.graph, paths.facts.flow
-    if len(call.inputs) > 1:
-        raise Blocked(f"{call.path} is given {len(call.inputs)} tensors", norm.op, "give the norm its input alone")
-    if len(call.inputs) == len(call.outputs) == 1:
-        given, returned = call.inputs[0], call.outputs[0]
+    inputs, outputs = list(call.inputs), list(call.outputs)
+    if len(inputs) > 1:
+        raise Blocked(f"{call.path} is given {len(inputs)} tensors", norm.op, "give the norm its input alone")
+    if len(inputs) == len(outputs) == 1:
+        given, returned = inputs[0], outputs[0]
         alike = graph.values[given].dtype == graph.values[returned].dtype
         if alike and through_casts(flow, norm.input) == through_casts(flow, given):
             if through_casts(flow, returned) == output:
