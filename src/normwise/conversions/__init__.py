@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from normwise._parts import collect
+from normwise.conversions import fold_batch_norm as fold_batch_norm
 from normwise.conversions._apply import apply_to_model as apply_to_model
 from normwise.conversions._apply import apply_to_state as apply_to_state
 from normwise.conversions._converted import Converted as Converted
