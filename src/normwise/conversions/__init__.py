@@ -14,7 +14,14 @@ from typing import Any
 from torch import nn
 
 from normwise._parts import collect
+from normwise.conversions import fold_affine as fold_affine
 from normwise.conversions import fold_batch_norm as fold_batch_norm
+from normwise.conversions import post_to_pre as post_to_pre
+from normwise.conversions import rms_norm as rms_norm
+from normwise.conversions import swap_layers as swap_layers
+from normwise.conversions import unit_offset as unit_offset
+from normwise.conversions._accelerate import Accelerated as Accelerated
+from normwise.conversions._accelerate import accelerate as accelerate
 from normwise.conversions._apply import apply_to_model as apply_to_model
 from normwise.conversions._apply import apply_to_state as apply_to_state
 from normwise.conversions._converted import Converted as Converted
@@ -23,13 +30,15 @@ from normwise.conversions._plan import Plan as Plan
 from normwise.conversions._plan import Recipe as Recipe
 from normwise.conversions._plan import Refusal as Refusal
 from normwise.conversions._plan import Step as Step
+from normwise.conversions._targets import whole_target
 from normwise.conversions.proof import Proof as Proof
 from normwise.conversions.proof import prove as prove
 from normwise.errors import ConversionRefused
 from normwise.facts.facts import Facts
-from normwise.targets import Target, target
+from normwise.targets import Target
 
 __all__ = [
+    "Accelerated",
     "Change",
     "Converted",
     "Plan",
@@ -37,6 +46,7 @@ __all__ = [
     "Recipe",
     "Refusal",
     "Step",
+    "accelerate",
     "apply_to_model",
     "apply_to_state",
     "convert",
@@ -81,7 +91,7 @@ def plan(name: str, model: str | nn.Module | Target, inputs: Any = None, **optio
     Raises:
         ValueError: no such conversion, or an option it does not take.
     """
-    return get(name).plan(Facts(target(model, inputs), effort="full"), **options)
+    return get(name).plan(Facts(whole_target(model, inputs), effort="full"), **options)
 
 
 def convert(name: str, model: str | nn.Module | Target, inputs: Any = None, **options: Any) -> Converted:
@@ -97,10 +107,24 @@ def convert(name: str, model: str | nn.Module | Target, inputs: Any = None, **op
         ConversionRefused: nothing can be converted, or the proof failed; it carries every reason.
         ValueError: no such conversion, or an option it does not take.
     """
-    found = target(model, inputs)
-    made = get(name).plan(Facts(found, effort="full"), **options)
-    if not made.changes:
-        raise ConversionRefused([str(refusal) for refusal in made.refused] or ["the model has no norm of this kind"])
+    found, conversion = whole_target(model, inputs), get(name)
+    facts = Facts(found, effort="full")
+    made = conversion.plan(facts, **options)
+    check_changes(made)
     converted = copy.deepcopy(found.model)
     apply_to_model(made, converted)
-    return Converted(model=converted, proof=prove(made, found, converted), plan=made)
+    proof = prove(made, found, converted, replan=lambda other: plan(name, other, **options), facts=facts)
+    check_proof(made, proof)
+    return Converted(model=converted, proof=proof, plan=made, target=found)
+
+
+def check_changes(plan: Plan) -> None:
+    """Raise ``ConversionRefused`` with every reason where a plan changes nothing."""
+    if not plan.changes:
+        raise ConversionRefused([str(refusal) for refusal in plan.refused] or ["the model has no norm of this kind"])
+
+
+def check_proof(plan: Plan, proof: Proof) -> None:
+    """Raise ``ConversionRefused`` where a plan claims the same function and the proof found another."""
+    if plan.exact and proof.failed:
+        raise ConversionRefused([f"the proof failed at {gate.name}: {gate.why}" for gate in proof.failed])
