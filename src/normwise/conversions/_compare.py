@@ -11,7 +11,7 @@ from torch import nn
 
 from normwise.facts.differences import changes
 
-__all__ = ["Outputs", "centred", "floats_in", "gap", "lost_at", "ratios"]
+__all__ = ["Outputs", "attached_floats", "centred", "floats_in", "gap", "lost_at", "ratios"]
 
 Outputs = dict[str, torch.Tensor]
 _NEGLIGIBLE = 1e-8  # of the largest output: what is smaller is measured against that much of it
@@ -21,13 +21,18 @@ _LOST = 1e-9
 
 def floats_in(output: Any) -> Outputs:
     """Return the floating tensors of what a model returned, by name; caches and other objects are looked into."""
-    return dict(_named(output, "", 0, set()))
+    return {name: tensor.detach() for name, tensor in attached_floats(output)}
+
+
+def attached_floats(output: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what ``floats_in`` returns, with its history."""
+    return _named(output, "", 0, set())
 
 
 def _named(item: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(item, torch.Tensor):
         if item.is_floating_point() or item.is_complex():
-            yield name or "output", item.detach()
+            yield name or "output", item
         return
     if depth > _DEEPEST or id(item) in seen:
         return

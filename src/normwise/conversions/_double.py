@@ -58,23 +58,24 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias: Any = None, out_dtype: Any = None) -> Any:
-    """Multiply each group of rows [offs[g-1]:offs[g]] of ``a`` by its matrix ``b[g]``."""
-    if a.dim() != 2 or b.dim() != 3 or bias is not None:
+    """Multiply each group of rows [offs[g-1]:offs[g]] of ``a`` by its matrix b[g]; of two matrices, sum by group."""
+    spans = list(itertools.pairwise([0, *offs.tolist()]))
+    if a.dim() == b.dim() == 2:
+        return torch.stack([a[:, start:end] @ b[start:end] for start, end in spans])
+    if (a.dim(), b.dim()) != (2, 3) or bias is not None:
         raise NotImplementedError("grouped matrix products of this layout in float64")
-    ends = [0, *offs.tolist()]
-    groups = [a[start:end] @ b[g] for g, (start, end) in enumerate(itertools.pairwise(ends))]
-    rest = a.new_zeros(a.shape[0] - ends[-1], b.shape[-1])
-    return torch.cat([*groups, rest])
+    groups = [a[start:end] @ b[g] for g, (start, end) in enumerate(spans)]
+    return torch.cat([*groups, a.new_zeros(a.shape[0] - spans[-1][1], b.shape[-1])])
 
 
 @contextlib.contextmanager
-def double() -> Iterator[None]:
+def double(*, gradients: bool = False) -> Iterator[None]:
     """Run a block in float64 with fixed random numbers; the state of the process is put back, also on errors."""
     around = Process()
     try:
         torch.set_default_dtype(torch.float64)
         seed()
-        with _Promote(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with _Promote(), torch.set_grad_enabled(gradients), torch.autocast("cpu", enabled=False):
             yield
     finally:
         around.restore()

@@ -34,6 +34,7 @@ _MEASURED = both("not exact: the gaps are measured", "不精确：已测量差�
 _WORDS = {
     "gap": "差距", "bound": "界", "original": "原模型", "converted": "转换后", "norms": "归一化",
     "argmax": "argmax 一致", "missing": "缺少", "unexpected": "多余", "other tensors": "不同的张量", "faults": "错误",
+    "unseen": "未见",
 }  # fmt: skip
 
 

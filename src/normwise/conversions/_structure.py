@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from normwise.conversions._edits import Remove, SwapNorm
 from normwise.conversions._plan import Plan
+from normwise.conversions._specs import without_mean
 from normwise.conversions._subject import NOT_EXACT, Gate, Subject
 from normwise.errors import NormwiseError
 from normwise.facts import vocabulary as ops
@@ -50,13 +51,22 @@ class _Changed:
     """Which norms a plan names."""
 
     def __init__(self, plan: Plan) -> None:
-        self.swapped = {edit.path for edit in plan.edits if isinstance(edit, SwapNorm)}
+        self.swapped = {edit.path: edit for edit in plan.edits if isinstance(edit, SwapNorm)}
         self.gone = {edit.path for edit in plan.edits if isinstance(edit, Remove)}
         self._edited = {edit.path for edit in plan.edits if not isinstance(edit, SwapNorm)}
         self._named = {change.path for change in plan.changes}
 
     def site(self, norm: NormSite) -> bool:
-        return self._below(norm.path, self.swapped | self._edited | self._named)
+        return self._below(norm.path, self.swapped.keys() | self._edited | self._named)
+
+    def expected(self, norm: NormSite) -> NormSite:
+        """Return a norm as it must be found: in the layout of its module, and without the mean if the plan says so."""
+        edit, spec = self.swapped.get(norm.path), norm.spec
+        if edit is None or spec is None:
+            return norm
+        if spec.center and not edit.spec["center"]:
+            spec = without_mean(spec, norm.shape[spec.axes[0]])
+        return dataclasses.replace(norm, spec=dataclasses.replace(spec, axes=tuple(edit.spec["axes"])))
 
     def removed(self, norm: NormSite) -> bool:
         return self._below(norm.path, self._edited)
@@ -74,7 +84,7 @@ def _norm_faults(before: tuple[NormSite, ...], after: Mapping[str, NormSite], ch
             if not changed.removed(old):
                 yield both(f"{old.path}: no norm any more", f"{old.path}：不再是归一化")
         elif changed.site(old):
-            yield from _differences(old, new, _NEVER_CHANGED)
+            yield from _differences(changed.expected(old), new, _NEVER_CHANGED)
         elif old.spec is not None:
             yield from _differences(old, new, [f.name for f in dataclasses.fields(old.spec)])
     known = {old.path for old in before}
@@ -104,7 +114,10 @@ def _differences(old: NormSite, new: NormSite, names: Iterable[str]) -> Iterator
 
 
 def _op_faults(before: Facts, after: Facts, changed: _Changed) -> Iterator[str]:
-    one, other = _ops_outside_norms(before, changed.swapped | changed.gone), _ops_outside_norms(after, changed.swapped)
+    one, other = (
+        _ops_outside_norms(before, changed.swapped.keys() | changed.gone),
+        _ops_outside_norms(after, {*changed.swapped}),
+    )
     for name in sorted(one.keys() | other.keys()):
         if one[name] != other[name]:
             yield both(f"{one[name]} x {name} became {other[name]}", f"{name} 由 {one[name]} 次变为 {other[name]} 次")

@@ -2,7 +2,7 @@
 
 On a fresh model every gain is 1, every bias 0 and every mean about 0, so a forgotten gain, bias or centring changes
 nothing; trained means may be 1e-7. The twin has gains N(1, 0.4), biases N(0, 0.5), other running statistics, and
-every other tensor redrawn with its own scale about a common mean.
+every other tensor redrawn with its own scale about a common mean, or with a larger one where that is tiny.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _SEED = 20261129
 _SMALL = 64_000_000  # parameters: 1 GB for the twin and its conversion in float64
 _GAINS, _BIASES, _MEAN = 0.4, 0.5, 0.5  # of gains and biases the spread; of other tensors the mean, in their spread
 _LEAST = 0.3  # mean of a vector of one number, such as a LayerScale of 1e-6: what it scales must show
+_SMALLEST = 0.5  # spread of a matrix, in that which keeps the size of what it is applied to
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -259,8 +260,8 @@ class _Draw:
         return 1.0 if torch.rand((), generator=self._generator, device="cpu") < 0.5 else -1.0
 
     def matrix(self, old: torch.Tensor) -> torch.Tensor:
-        """Return numbers of the same spread about a common mean."""
-        spread = _spread(old) or 1 / math.sqrt(max(old[0].numel(), 1))
+        """Return numbers of the same spread about a common mean; with too small a one attention looks at all alike."""
+        spread = max(_spread(old), _SMALLEST / math.sqrt(max(old[0].numel(), 1)))
         return spread * (self.noise(old) + self._sign() * _MEAN)
 
     def vector(self, old: torch.Tensor) -> torch.Tensor:

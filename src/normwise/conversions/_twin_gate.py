@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
 from normwise.conversions import _probes
 from normwise.conversions._apply import apply_to_model
 from normwise.conversions._compare import Outputs, lost_at
+from normwise.conversions._sight import unseen
 from normwise.conversions._subject import EXACT, NOT_EXACT, Gate, Subject, run_double, said
 from normwise.conversions._twin import Twin, calibrate, redraw, scaled_to, twin_of
 from normwise.errors import NormwiseError
@@ -46,7 +48,7 @@ def twin(subject: Subject) -> Gate:
 def _judged(subject: Subject, made: Twin) -> Gate:
     gaps: dict[str, float] = {}
     skipped: list[str] = []
-    figures = {"gap": 0.0, "bound": EXACT, "probes": gaps, "skipped": skipped, "twin": made.note}
+    figures: dict[str, Any] = {"gap": 0.0, "bound": EXACT, "probes": gaps, "skipped": skipped, "twin": made.note}
     for original, probes in _cases(made):
         try:
             converted = copy.deepcopy(original)
@@ -68,6 +70,22 @@ def _judged(subject: Subject, made: Twin) -> Gate:
                 return Gate("twin", False, figures, _where(probe, original, converted, found))
     if not subject.plan.exact:
         return Gate("twin", None, figures, NOT_EXACT)
+    return _seen(made, figures)
+
+
+def _seen(made: Twin, figures: dict[str, Any]) -> Gate:
+    """Return that the twin agrees, unless it is blind to most of what was changed."""
+    converted = copy.deepcopy(made.target.model)
+    apply_to_model(made.plan, converted)
+    blind = unseen(made.plan, converted, made.target)
+    if blind is not None:
+        figures |= {"unseen": len(blind), "unseen tensors": blind}
+        if 2 * len(blind) > len(made.plan.recipes):
+            why = both(
+                f"the outputs of the twin do not depend on {len(blind)} of {len(made.plan.recipes)} changed tensors",
+                f"孪生模型的输出不依赖 {len(made.plan.recipes)} 个被改张量中的 {len(blind)} 个",
+            )
+            return Gate("twin", None, figures, why)
     return Gate("twin", True, figures, made.note)
 
 
