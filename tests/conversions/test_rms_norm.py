@@ -336,3 +336,18 @@ def test_the_map_reads_an_explicit_subtraction_as_part_of_the_stream() -> None:
         "blocks.1.norm": "rms",
         "final": "rms",
     }
+
+
+def unbiased() -> nn.Module:
+    model = s.Model(s.Block(), s.Block())
+    for block in model.blocks:
+        block.norm = s.UnbiasedNorm()
+    return model
+
+
+@pytest.mark.parametrize("make", [unbiased, s.ChannelsFirst, lambda: s.Model(s.LayerScaleBlock(), tied=True)])
+def test_what_is_converted_is_proved(make: Any) -> None:
+    model = make().eval()
+    inputs = s.images() if isinstance(model, s.ChannelsFirst) else s.ids()
+    proof = conversions.convert("rms-norm", model, inputs).proof
+    assert proof.passed and proof.gate("structure").passed and proof.gate("twin").passed and proof.gate("dtype").passed

@@ -51,15 +51,16 @@ from normwise.conversions._folding import Folding, fold
 from normwise.conversions._idle import like_their_siblings
 from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step, merged
 from normwise.conversions._regions import Cut, Hook, Streams, centred_axis
+from normwise.conversions._specs import without_mean
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts
 from normwise.facts.norms import NormCall
 from normwise.facts.records import Evidence
 from normwise.facts.sites import Site
 from normwise.graph import Graph, ValueKind
-from normwise.spec import Form, NormSpec, Statistic
+from normwise.spec import NormSpec
 
-__all__ = ["plan", "without_mean"]
+__all__ = ["plan"]
 
 ZH = """把 LayerNorm 精确地换成 RMSNorm：让残差流的每个写入者均值为零。
 
@@ -197,19 +198,6 @@ def _followed(graph: Graph, value: int, axis: int, to: int) -> int | None:
 def _is_alias(graph: Graph, site: Site, name: str) -> bool:
     names = [graph.values[v].names for n in site.calls for v in (n.weight, n.bias) if v is not None]
     return any(f"{site.row.path}.{name}" in each for each in names)
-
-
-def without_mean(spec: NormSpec, size: int) -> NormSpec:
-    """Return the spec of the RMSNorm that a LayerNorm is on centred input.
-
-    A variance that divides by D - 1 is the mean square times D / (D - 1): the factor goes to the output and to eps.
-    """
-    bare = replace(spec, center=False, statistic=Statistic.MEAN_SQUARE, biased=True, form=Form.RECIPROCAL)
-    if spec.biased:
-        return bare
-    root = (size / (size - 1)) ** 0.5
-    eps = None if spec.eps is None else spec.eps / (root * root if spec.eps_inside else root)
-    return replace(bare, factor=spec.factor / root, eps=eps)
 
 
 def _edits(streams: Streams, cut: Cut, folding: Folding) -> Iterator[Edit]:
