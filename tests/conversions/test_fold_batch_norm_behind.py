@@ -91,6 +91,20 @@ def test_every_reader_takes_the_norm_over() -> None:
     assert [change.path for change in made.changes] == ["norm", "inner"]
 
 
+class _MeanOfChannels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(3), nn.Conv2d(1, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(self.norm(x).mean(1, keepdim=True))
+
+
+def test_a_mean_of_channels_is_none_of_them() -> None:
+    why = reasons(redrawn(_MeanOfChannels()), 2, 3, 4, 5)["norm"]
+    assert "do not lie along the feature axis" in why
+
+
 # -- zero padding -------------------------------------------------------------------------------------
 
 
@@ -156,6 +170,16 @@ def test_a_transposed_convolution_behind_a_norm_takes_a_map(groups: int, n: int)
     assert "border='map'" in why
     assert "border='pad'" not in why
     folded(model, 2, 8, *[5] * n, border="map")
+
+
+@pytest.mark.parametrize(("kernel", "stride", "more"), [(3, 1, 0), (2, 2, 0), (1, 2, 0), (1, 2, 1)])
+def test_a_window_of_a_transposed_convolution_makes_borders_without_padding(
+    kernel: int, stride: int, more: int
+) -> None:
+    conv = nn.ConvTranspose2d(4, 6, kernel, stride=stride, output_padding=more)
+    model = redrawn(nn.Sequential(nn.BatchNorm2d(4), conv))
+    assert "border='map'" in reasons(model, 2, 4, 5, 5)["0"]
+    folded(model, 2, 4, 5, 5, border="map")
 
 
 @pytest.mark.parametrize("groups", [1, 2])

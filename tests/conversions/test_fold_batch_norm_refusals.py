@@ -201,9 +201,20 @@ class _WrittenOver(_OneConvTwoNorms):
         return torch.conv2d(y, self.conv.weight, self.conv.bias) + x[..., 1:-1, 1:-1]
 
 
+class _WrittenThroughAView(_OneConvTwoNorms):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        view = x.view(-1)
+        x.relu_()
+        y = self.a(x)
+        view.mul_(2)
+        return torch.conv2d(y, self.conv.weight, self.conv.bias)
+
+
 @pytest.mark.parametrize(
     ("make", "path", "why"),
     [
+        (_WrittenThroughAView, "a", "mul in the model writes over its input"),
         (_SharedGain, "a", "its weight is shared: a.weight, b.weight"),
         (_Chosen, "a", "index stands between"),
         (_WrittenOver, "a", "mul in the model writes over its input"),

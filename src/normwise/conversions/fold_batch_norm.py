@@ -214,8 +214,6 @@ class _Folding:
 
     def _into_layers_behind(self, norm: BatchNorm) -> None:
         """Fold a norm into every layer that reads it."""
-        if norm.keep:
-            raise Blocked("its activation stands between it and the layers behind it", norm.norm.op, NOT_EXACT)
         readers = list(self._readers(norm.output, norm.output))
         if not readers:
             raise Blocked("no layer stands behind it", norm.norm.op, NOT_EXACT)
