@@ -22,7 +22,7 @@ _OTHER_CLASS = "plan the class that config.json names"
 
 
 class StoredOtherwise(ConversionRefused):
-    """A tensor that the checkpoint does not store as the model holds it; the loaded model can be converted and saved."""
+    """A tensor that the checkpoint does not store as the model holds it; converting the loaded model still works."""
 
 
 class Names:

@@ -34,10 +34,10 @@ def check_output(out: Path, sources: Iterable[Path], *, force: bool = False) -> 
         NotADirectoryError: the folder in which it would lie is a file.
     """
     real = out.resolve()
-    for source in sources:
-        given = source.resolve()
-        if real == given:
-            raise ValueError(f"{out} is the source itself, which is never written to: give another output")
+    read = {source.resolve(): source for source in sources}
+    if real in read:
+        raise ValueError(f"{out} is the source itself, which is never written to: give another output")
+    for given, source in read.items():
         if given.is_dir() and real.is_relative_to(given):
             raise ValueError(f"{out} lies inside the source {source}, which is never written to: give another output")
         if given.is_relative_to(real):

@@ -89,7 +89,7 @@ def run(
     planned: Callable[[Plan], object] = lambda plan: None,
     advance: Advance = lambda text, done, total: None,
 ) -> dict[str, Any]:
-    """Convert what a TARGET names and save it; a folder is converted tensor by tensor, where it stores what the model holds.
+    """Convert what a TARGET names and save it; a folder tensor by tensor, where it stores them as the model holds them.
 
     A model too large for its proof in memory is planned without its weights: its twin is proved, and what was written
     is not loaded again. What was converted before is left alone: its report is returned with "already".

@@ -6,8 +6,9 @@ new tensor goes where the others of its module are. Only one tensor (and what it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,10 +19,13 @@ from normwise.conversions._edits import Untie
 from normwise.conversions._plan import Plan, Recipe
 from normwise.conversions.saving.checkpoint import Checkpoint
 from normwise.conversions.saving.names import Names
-from normwise.conversions.saving.tensors import PT, Written, dtype_of
+from normwise.conversions.saving.tensors import PT, Stored, Written, dtype_of, numbers
 from normwise.conversions.saving.weights import Shard, Weights
 
 __all__ = ["stream"]
+
+_ROWWISE = ("centre", "scale", "add_number")  # where they go along the last axis
+_BLOCK = 1 << 22  # numbers that are made at once
 
 
 def stream(plan: Plan, checkpoint: Checkpoint, model: nn.Module) -> Weights:
@@ -76,12 +80,34 @@ def _written(recipe: Recipe, checkpoint: Checkpoint, names: Names) -> Written:
     if recipe.shape is None:
         like = checkpoint.tensors[names.find(recipe.start or recipe.keys[0])]
         dtype, shape = dtype_of(like.dtype), like.shape
+        if _by_rows(recipe, shape):
+            pieces = partial(_row_by_row, recipe, like, lambda key: checkpoint.load(names.find(key)))
+            return Written(dtype=like.dtype, shape=shape, size=like.size, pieces=pieces)
     else:
         assert recipe.dtype is not None
         sibling = checkpoint.tensors.get(names.stored.get(f"{recipe.keys[0].rpartition('.')[0]}.weight", ""))
         dtype = dtype_of(sibling.dtype) if sibling else getattr(torch, recipe.dtype)
         recipe, shape = replace(recipe, dtype=str(dtype).removeprefix("torch.")), recipe.shape
     return Written.made(dtype, shape, lambda: make(recipe, lambda key: checkpoint.load(names.find(key))))
+
+
+def _by_rows(recipe: Recipe, shape: tuple[int, ...]) -> bool:
+    """Tell whether the rows of a tensor can be made one after the other: embeddings are the largest tensors."""
+    last = (-1, len(shape) - 1)
+    along = (step.numbers.get("dim", -1) in last for step in recipe.steps)
+    own = recipe.start or recipe.keys[0]
+    if any(own in step.reads for step in recipe.steps):
+        return False
+    return len(shape) > 1 and all(along) and all(step.function in _ROWWISE for step in recipe.steps)
+
+
+def _row_by_row(recipe: Recipe, stored: Stored, read: Callable[[str], torch.Tensor]) -> Iterator[memoryview]:
+    own, further = recipe.start or recipe.keys[0], {key for step in recipe.steps for key in step.reads}
+    held = {key: read(key) for key in further}
+    step = max(1, _BLOCK * stored.shape[0] // max(1, torch.Size(stored.shape).numel()))
+    for first in range(0, stored.shape[0], step):
+        rows = stored.rows(first, min(first + step, stored.shape[0]))
+        yield from numbers(make(recipe, lambda key, rows=rows: held[key] if key != own else rows.load()))
 
 
 def _kept(file: Path, checkpoint: Checkpoint, made: Mapping[str, Written], dropped: set[str]) -> dict[str, Written]:

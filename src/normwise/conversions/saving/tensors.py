@@ -75,6 +75,12 @@ class Stored:
                 left -= len(piece)
                 yield piece
 
+    def rows(self, first: int, last: int) -> Stored:
+        """Return a range of its rows, which lie together."""
+        row = self.size // self.shape[0]
+        shape, size = (last - first, *self.shape[1:]), (last - first) * row
+        return Stored(file=self.file, dtype=self.dtype, shape=shape, start=self.start + first * row, size=size)
+
     def load(self) -> torch.Tensor:
         """Return it as a tensor of its own."""
         dtype = dtype_of(self.dtype)
