@@ -96,7 +96,7 @@ def test_gains_biases_and_means_of_the_twin_are_redrawn_and_buffers_stay() -> No
     assert float(gains.mean()) == pytest.approx(1, abs=0.05)
     assert float(gains.std()) == pytest.approx(0.4, abs=0.05)
     matrix = after["layers.0.mlp.down_proj.weight"]
-    assert abs(float(matrix.mean())) > 0.3 * float(matrix.std())
+    assert all(float(matrix.mean(axis).abs().mean()) > 0.3 * float(matrix.std()) for axis in (0, 1))
     assert float(matrix.std()) == pytest.approx(0.5 / matrix.shape[1] ** 0.5, rel=0.1)  # its own is too small
 
 
@@ -106,7 +106,7 @@ def test_a_trained_matrix_keeps_its_spread_in_the_twin() -> None:
     redraw(model, ())
     weight = model.weight.detach()
     assert float(weight.std()) == pytest.approx(2, rel=0.05)
-    assert abs(float(weight.mean())) == pytest.approx(1, rel=0.1)
+    assert all(float(weight.mean(axis).abs().mean()) > 0.5 for axis in (0, 1))
 
 
 def test_running_statistics_of_the_twin_lie_about_those_of_its_data() -> None:

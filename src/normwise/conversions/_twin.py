@@ -2,7 +2,7 @@
 
 On a fresh model every gain is 1, every bias 0 and every mean about 0, so a forgotten gain, bias or centring changes
 nothing; trained means may be 1e-7. The twin has gains N(1, 0.4), biases N(0, 0.5), other running statistics, and
-every other tensor redrawn with its own scale about a common mean, or with a larger one where that is tiny.
+every other tensor redrawn with its own scale, or a larger one where that is tiny, with a mean along every axis.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _SMALL = 64_000_000  # parameters: 1 GB for the twin and its conversion in float
 _GAINS, _BIASES, _MEAN = 0.4, 0.5, 0.5  # of gains and biases the spread; of other tensors the mean, in their spread
 _LEAST = 0.3  # mean of a vector of one number, such as a LayerScale of 1e-6: what it scales must show
 _SMALLEST = 0.5  # spread of a matrix, in that which keeps the size of what it is applied to
+_NOTHING = 1e-2  # a vector below is a fresh bias
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -260,18 +261,26 @@ class _Draw:
         return 1.0 if torch.rand((), generator=self._generator, device="cpu") < 0.5 else -1.0
 
     def matrix(self, old: torch.Tensor) -> torch.Tensor:
-        """Return numbers of the same spread about a common mean; with too small a one attention looks at all alike."""
+        """Return numbers of the same spread with a mean along every axis; a tiny one leaves attention even.
+
+        The means along an axis have random signs: of one sign, they would drive all units of a layer to one side.
+        """
         spread = max(_spread(old), _SMALLEST / math.sqrt(max(old[0].numel(), 1)))
-        return spread * (self.noise(old) + self._sign() * _MEAN)
+        axes = [axis for axis, size in enumerate(old.shape) if size > 1]
+        means = [self.noise(old.narrow(axis, 0, 1)).sign() for axis in axes]
+        drawn = self.noise(old)
+        for mean in means:
+            drawn = drawn + _MEAN * mean
+        return spread / math.sqrt(1 + len(means) * _MEAN**2) * drawn
 
     def vector(self, old: torch.Tensor) -> torch.Tensor:
-        """Return numbers of the same mean and spread; of zeros and of one number, a bias and a gain."""
+        """Return numbers of the same mean and spread; of one number a gain, of next to nothing a bias."""
         spread, mean = _spread(old), float(old.mean()) if old.numel() else 0.0
-        if spread:
-            return mean + spread * (self.noise(old) + self._sign() * _MEAN)
-        if mean == 0:
-            return _BIASES * (self.noise(old) + self._sign() * _MEAN)
-        return math.copysign(max(abs(mean), _LEAST), mean) * (1 + _GAINS * self.noise(old))
+        if spread == 0 and mean != 0:
+            return math.copysign(max(abs(mean), _LEAST), mean) * (1 + _GAINS * self.noise(old))
+        if max(spread, abs(mean)) < _NOTHING:
+            spread, mean = _BIASES, 0.0
+        return mean + spread * (self.noise(old) + self._sign() * _MEAN)
 
     def positive(self, old: torch.Tensor) -> torch.Tensor:
         """Return numbers of the same signs, up to a factor of about 1.5."""
