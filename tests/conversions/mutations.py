@@ -120,7 +120,7 @@ def _other_offset(edit: Edit) -> Edit | None:
 
 
 def _forgotten_ties(plan: Plan) -> Iterator[Mutant]:
-    """Change one of several names of a tensor: the others keep what they had."""
+    """Change one of several names of a tensor alone, or all where only one may change."""
     for recipe in plan.recipes:
         if len(recipe.keys) > 1:
             first, other = recipe.keys[0], recipe.keys[-1]
@@ -128,6 +128,13 @@ def _forgotten_ties(plan: Plan) -> Iterator[Mutant]:
             wrong = replace(recipe, keys=(first,))
             recipes = tuple(wrong if r is recipe else r for r in plan.recipes)
             yield first, replace(plan, recipes=recipes, edits=(Untie(path=path, name=name, source=first), *plan.edits))
+    for keys in plan.ties:
+        for edit in plan.edits:
+            if isinstance(edit, CentreOutput) and any(key.rpartition(".")[0] == edit.path for key in keys):
+                # the tied table is centred for good in place of what is read from it
+                centred = Recipe(keys=keys, steps=(Step(function="centre", numbers={"dim": -1}),))
+                edits = tuple(e for e in plan.edits if e is not edit)
+                yield edit.path, replace(plan, recipes=(*plan.recipes, centred), edits=edits)
 
 
 MISTAKES: dict[str, Callable[[Plan], Iterator[Mutant]]] = {

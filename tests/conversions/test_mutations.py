@@ -44,7 +44,9 @@ def language_model() -> Target:
     """A GPT-2 whose head is tied to its embedding."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=97, n_positions=32, n_embd=24, n_layer=2, n_head=3)
+    config = transformers.GPT2Config(
+        vocab_size=97, n_positions=32, n_embd=24, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0
+    )
     model = transformers.GPT2LMHeadModel(config).eval()
     return target(model, {"input_ids": torch.randint(0, 97, (2, 9)), "use_cache": False})
 
@@ -87,6 +89,7 @@ SAMPLE = {
     "an edit dropped: word_embeddings_layernorm": "rms-norm bloom",
     "the wrong axis: word_embeddings_layernorm": "rms-norm bloom",
     "an edit dropped: lm_head": "rms-norm untied",
+    "a tie forgotten: transformer.wte": "rms-norm tied",
     "a recipe dropped: body.6.bias": "fold-batch-norm convnet",
     "eps of a step changed: body.6.weight (scale_by_norms)": "fold-batch-norm convnet",
     "the offset ignored: layers.0.self_attn.q_proj.weight (scale)": "fold-affine gemma",

@@ -50,7 +50,10 @@ def states(proof: Proof) -> dict[str, bool | None]:
 # -- float64 ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cohere", "olmo", "mpt", "bloom", "t5", "gemma", "mixtral"])
+_MORE = [pytest.param(name, marks=pytest.mark.slow) for name in ("olmo", "mpt", "bloom", "gemma")]
+
+
+@pytest.mark.parametrize("name", ["cohere", "t5", "mixtral", *_MORE])
 def test_what_models_cast_to_float32_stays_in_float64(name: str) -> None:
     given = load(f"hf:{name}")
     model = doubled(copy.deepcopy(given.model)).eval()
@@ -142,6 +145,7 @@ def test_a_plan_that_forgets_one_block_of_a_large_model_is_not_proved_by_the_sma
     assert "converted in another way" in twin.why
 
 
+@pytest.mark.slow
 def test_a_model_without_numbers_is_proved_on_its_structure_and_a_small_one() -> None:
     transformers = pytest.importorskip("transformers")
     from normwise.targets.hf_build import build_fake
