@@ -21,6 +21,7 @@ from normwise.conversions._subject import EXACT, run_double
 from normwise.conversions._targets import loaded
 from normwise.conversions._twin import free_memory
 from normwise.conversions.proof import prove
+from normwise.conversions.saving import formats
 from normwise.conversions.saving.checkpoint import Checkpoint
 from normwise.conversions.saving.loading import load, read_manifest
 from normwise.conversions.saving.names import StoredOtherwise
@@ -114,6 +115,8 @@ def run(
     """
     conversion = conversions.get(name)
     _check_options(name, options)
+    if format is not None:
+        formats.get(format)
     source = _source(text)
     before = _written_by(source, but=name)
     if before is not None:
