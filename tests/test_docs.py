@@ -20,13 +20,14 @@ from types import ModuleType
 import pytest
 import torch
 
-from normwise import errors, functional, layers, placements
+from normwise import conversions, errors, functional, layers, placements
 from normwise._parts import page_title
 from normwise.benchmarks import Machine, Method, Result, Row
 from normwise.checkup import Basis, Finding, Report, Severity, rules
 from normwise.checkup.finding import NotChecked
 from normwise.checkup.report import Cost
 from normwise.cli import commands, main
+from normwise.conversions import Change, Converted, Plan, Proof, Recipe, Refusal, Step, proof
 from normwise.facts.records import Break, Evidence, NormSite, Place, Placement, ProfileRow, Stack, StackKind, Sublayer
 from normwise.models.demo import DEMOS
 from normwise.spec import Cast, Form, Gate, Kind, Modulation, NormSpec, Scope, Statistic, Weight, Wiring
@@ -40,7 +41,7 @@ TWINS = [
     (README, README_ZH),
     *(
         (f"docs/{n}.md", f"docs/{n}.zh-CN.md")
-        for n in ("find-the-cause", "how-it-works", "glossary", "which-norm", "placements")
+        for n in ("find-the-cause", "how-it-works", "glossary", "which-norm", "placements", "layer-to-rms")
     ),
 ]
 PAGES = [README, README_ZH, *sorted(str(path.relative_to(ROOT)) for path in DOCS.rglob("*.md"))]
@@ -98,8 +99,8 @@ def test_every_exception_is_documented(name: str) -> None:
 
 
 RECORDS = (
-    Break, Cost, Finding, Machine, Method, NormSite, NormSpec, NotChecked, Placement, ProfileRow, Report, Result, Row,
-    Stack, Sublayer, Target, Wiring,
+    Break, Change, Converted, Cost, Finding, proof.Gate, Machine, Method, NormSite, NormSpec, NotChecked, Placement,
+    Plan, ProfileRow, Proof, Recipe, Refusal, Report, Result, Row, Stack, Step, Sublayer, Target, Wiring,
 )  # fmt: skip
 
 
@@ -244,6 +245,33 @@ def test_every_placement_has_its_page(name: str) -> None:
     section = page("docs/placement-list.md").split(f"\n## {name}\n")[1].split("\n## ")[0]
     assert set(placements.get(name).aliases) <= code_words(section)
     assert f"`{placements.get(name).init}`" in section
+
+
+# -- conversions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", conversions.names())
+def test_every_conversion_has_its_page_in_two_languages(name: str) -> None:
+    english, chinese = page(f"docs/conversions/{name}.md"), page(f"docs/conversions/{name}.zh-CN.md")
+    assert english.count("\n## ") == chinese.count("\n## ")
+    assert re.search(r"[\u4e00-\u9fff]{8}", chinese.split("\n# ")[1])
+    options = [option for option in inspect.signature(conversions.get(name).plan).parameters if option != "facts"]
+    assert [option for option in options if f"`{option}`" not in english or f"`{option}`" not in chinese] == []
+
+
+@pytest.mark.parametrize("mark", ["measured conversions", "measured precision", "measured training"])
+def test_the_figures_of_conversions_are_those_that_were_measured(mark: str) -> None:
+    rows = rows_between("docs/measured.md", mark)
+    assert len(rows) >= 4
+    for guide in ("docs/layer-to-rms.md", "docs/layer-to-rms.zh-CN.md"):
+        assert rows_between(guide, mark) == rows
+
+
+@pytest.mark.slow
+def test_an_architecture_converted_again_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    again = runpy.run_path(str(DOCS / "measure_conversions.py"))["architecture"]("whisper")
+    assert again[1:4] == rows_between("docs/measured.md", "measured conversions")["whisper"][:3]
 
 
 # -- the tables of rules ------------------------------------------------------------------------
@@ -402,7 +430,11 @@ SCRIPTS = [(name, kind, code) for name, kind, code in runnable() if not kind.end
 
 
 def test_the_pages_have_code_to_run() -> None:
-    guides = {f"docs/{name}{suffix}" for name in ("which-norm", "placements") for suffix in (".md", ".zh-CN.md")}
+    guides = {
+        f"docs/{name}{suffix}"
+        for name in ("which-norm", "placements", "layer-to-rms")
+        for suffix in (".md", ".zh-CN.md")
+    }
     assert {name for name, _, _ in SCRIPTS} == {README, README_ZH, "docs/python-api.md", *guides}
 
 

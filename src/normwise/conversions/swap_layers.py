@@ -1,5 +1,6 @@
 """Put normwise layers in the place of a model's norms: the same function, reversible, under the same state-dict names.
 
+## What it does
 Norms of torch.nn, of transformers and hand-written ones are found by what they compute, not by what they are called:
 a copy of every module that holds no more than a norm does is called with numbers of ours. Where a layer of normwise
 computes the same on every layout, mode and dtype that the module takes, with the same gradients and running
@@ -7,15 +8,24 @@ statistics, it takes over the module's own tensors: gains, shifts and statistics
 ties, ``requires_grad`` and checkpoints stay. Tensors keep their names ("gamma"). Each change says on which dtypes
 the layer is equal to the bit; elsewhere it is equal within rounding.
 
-What is left: norms that no layer equals, norms with hooks, parametrized, quantized or scripted ones, and norms that
+## What is refused
+Norms that no layer equals, norms with hooks, parametrized, quantized or scripted ones, and norms that
 are computed inside the forward of a larger module (named where inputs are given). ``restore(model)`` puts the old
 modules back, with the weights of that moment; ``nw.accelerate(model)`` is this conversion in place, in one line.
 
-With ``to`` one kind of norm is put in the place of another:
+## Options
+- ``to``: put one kind of norm in the place of another. ``sync-batch-norm``, ``frozen-batch-norm`` and ``batch-norm``
+  (back from those two) are the same function in evaluation. ``rms-norm`` (from LayerNorm), ``layer-norm`` (from
+  RMSNorm) and ``group-norm`` (from BatchNorm) are another one, a start for fine-tuning: to get from LayerNorm to
+  RMSNorm without a change of the function use the conversion ``rms-norm``.
+- ``groups``: of ``to="group-norm"``.
+- ``bias``: whether ``to="rms-norm"`` keeps the shift of the LayerNorm.
 
-- ``sync-batch-norm``, ``frozen-batch-norm``, ``batch-norm`` (back from those two): the same function in evaluation;
-- ``rms-norm`` (from LayerNorm), ``layer-norm`` (from RMSNorm), ``group-norm`` (from BatchNorm): another function, a
-  start for fine-tuning. To get from LayerNorm to RMSNorm without a change of the function use ``rms-norm``.
+## Example
+```python
+print(nw.accelerate(model))
+converted = nw.convert("swap-layers", model, to="sync-batch-norm")
+```
 """
 
 from __future__ import annotations
@@ -40,20 +50,29 @@ __all__ = ["ZH", "plan", "plan_of_model", "restore"]
 
 ZH = """把模型的归一化层换成 normwise 的层：函数不变，可以还原，state dict 的名字不变。
 
+## 做什么
 torch.nn、transformers 和手写的归一化层都按其计算内容识别，不看类名：凡是所含张量不多于归一化层的模块，都用我们
 给定的数值调用它的一个副本。若 normwise 的某一层在该模块接受的每种布局、模式和 dtype 上计算相同，梯度和运行统计量
 也相同，它就接管该模块自己的张量：增益、偏移和统计量仍是同一批对象，因此优化器、权重绑定、``requires_grad`` 和检查
 点都不变。张量保留原名（如 "gamma"）。每一项改动都说明在哪些 dtype 上逐位相等；其余情形在舍入误差内相等。
 
-保持原样的有：没有任何层与之相等的归一化、带 hook 的、参数化的、量化的或 TorchScript 的模块，以及在更大模块的
+## 何时拒绝
+没有任何层与之相等的归一化、带 hook 的、参数化的、量化的或 TorchScript 的模块，以及在更大模块的
 forward 内部计算的归一化（给出输入时会列出）。``restore(model)`` 把原模块放回，并带上当时的权重；
 ``nw.accelerate(model)`` 用一行代码就地完成这一转换。
 
-用 ``to`` 可以把一种归一化换成另一种：
+## 选项
+- ``to``：把一种归一化换成另一种。``sync-batch-norm``、``frozen-batch-norm`` 和 ``batch-norm``（从前两者换回）在评估
+  模式下函数相同。``rms-norm``（来自 LayerNorm）、``layer-norm``（来自 RMSNorm）和 ``group-norm``（来自 BatchNorm）
+  是另一个函数，只作为微调的起点：要在不改变函数的前提下从 LayerNorm 换成 RMSNorm，请用转换 ``rms-norm``。
+- ``groups``：``to="group-norm"`` 的组数。
+- ``bias``：``to="rms-norm"`` 是否保留 LayerNorm 的偏移。
 
-- ``sync-batch-norm``、``frozen-batch-norm``、``batch-norm``（从前两者换回）：评估模式下函数相同；
-- ``rms-norm``（来自 LayerNorm）、``layer-norm``（来自 RMSNorm）、``group-norm``（来自 BatchNorm）：函数改变，只作为
-  微调的起点。要在不改变函数的前提下从 LayerNorm 换成 RMSNorm，请用转换 ``rms-norm``。
+## 示例
+```python
+print(nw.accelerate(model))
+converted = nw.convert("swap-layers", model, to="sync-batch-norm")
+```
 """
 
 

@@ -1,19 +1,31 @@
 """Store the gain w of norms as w - 1, or back: the same function, with a gain that half precision can train.
 
+## What it does
 y = w * xhat becomes y = (1 + v) * xhat with v = w - 1 (``direction="to-offset"``; Gemma stores its gains so), and
 back (``"from-offset"``). Next to 1.0 the smallest step of bfloat16 is 0.0078: a gain stored there does not move at
 usual learning rates, while v next to 0 does. The 1 is added in the dtype of the statistics, but for conventions that
 multiply after the value returned to half precision (Llama): those add it in the dtype of the gain, so that each
 output stays what it was, and small steps add up in v before they show.
 
+## When it is exact
 v is computed in float64 and rounded once, to the dtype of the gain. A gain changes by no bit where v can be held:
 w from 0.5 up to 2^p (256 in bfloat16, 2048 in float16, 2^24 in float32) always can; w below 0.5, or negative, only if
 it is a multiple of the spacing of numbers near w - 1. A norm one of whose gains would change is left as it is, with
 the largest change; ``rounding=True`` consents, and the plan is not exact then. From the offset, 1 + v must be held.
 
+## What to know
 Weight decay on v pulls the gain to 1, on w to 0. Every norm over the features of a position is converted: LayerNorm,
 RMSNorm and relatives with one gain a feature, ours, torch's and foreign ones that ``swap-layers`` can replace; the
 layer in the norm's place is ours. A second time there is nothing to do.
+
+## Options
+- ``direction``: "to-offset" stores w - 1, "from-offset" stores w.
+- ``rounding``: consent to gains that change by the rounding of what is stored.
+
+## Example
+```python
+converted = nw.convert("unit-offset", model)
+```
 """
 
 from __future__ import annotations
@@ -36,19 +48,31 @@ __all__ = ["ZH", "plan"]
 
 ZH = """把归一化层的增益 w 存为 w - 1，或存回来：函数不变，而增益在半精度下可以训练。
 
+## 做什么
 y = w * xhat 变为 y = (1 + v) * xhat，其中 v = w - 1（``direction="to-offset"``；Gemma 就这样存增益），反方向为
 ``"from-offset"``。在 1.0 附近 bfloat16 的最小间隔是 0.0078：存在那里的增益在通常的学习率下不会移动，而 0 附近的 v
 可以。1 在统计量的 dtype 中相加；只有先回到半精度再相乘的约定（Llama）例外：它在增益的 dtype 中相加，使每个输出保持
 原样，而小步长先在 v 中累积，之后才显现。
 
+## 何时精确
 v 以 float64 计算，只舍入一次，舍入到增益的 dtype。凡是能存下 v 的地方，增益一位都不变：w 从 0.5 到 2^p（bfloat16 为
 256，float16 为 2048，float32 为 2^24）总能存下；小于 0.5 或为负的 w，只有当它是 w - 1 附近数的间隔的整数倍时才行。
 只要有一个增益会改变，该归一化层就保持原样，并报告最大的改变量；``rounding=True`` 表示同意舍入，此时计划不再是精确
 的。从偏移存回来时，需要能存下 1 + v。
 
+## 须知
 对 v 做权重衰减会把增益拉向 1，对 w 则拉向 0。凡是对一个位置的特征做归一化、每个特征有一个增益的层都会转换：
 LayerNorm、RMSNorm 及其变体，无论是我们的、torch 的，还是 ``swap-layers`` 能替换的外来层；放进去的是我们的层。再做一次
 则无事可做。
+
+## 选项
+- ``direction``："to-offset" 存 w - 1，"from-offset" 存 w。
+- ``rounding``：同意增益因所存数的舍入而改变。
+
+## 示例
+```python
+converted = nw.convert("unit-offset", model)
+```
 """
 
 _OFFSETS = {"to-offset": 1.0, "from-offset": 0.0}
