@@ -34,7 +34,7 @@ from normwise.targets import Target
 __all__ = ["Twin", "calibrate", "fits", "free_memory", "has_storage", "norms_of", "redraw", "scaled_to", "twin_of"]
 
 _SEED = 20261129
-_SMALL = 64_000_000  # parameters: 1 GB for the twin and its conversion in float64
+_SMALL = 64_000_000  # parameters: 2 GB for the twin, the same at the size of eps, and their conversions
 _GAINS, _BIASES, _MEAN = 0.4, 0.5, 0.5  # of gains and biases the spread; of other tensors the mean, in their spread
 _LEAST = 0.3  # mean of a vector of one number, such as a LayerScale of 1e-6: what it scales must show
 _SMALLEST = 0.5  # spread of a matrix, in that which keeps the size of what it is applied to
