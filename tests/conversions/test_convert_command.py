@@ -176,11 +176,11 @@ def test_a_folder_without_weights_has_nothing_to_convert(
 
 
 def test_a_model_too_large_for_memory_is_proved_on_its_twin_and_streamed(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("normwise.conversions.saving.running.free_memory", lambda: 1000)
     monkeypatch.setattr("normwise.targets.folder._LARGEST_RANDOM", 1000)
-    out = tmp_path / "out"
+    source, out = saved("gpt_neox", tmp_path / "in"), tmp_path / "out"
     assert main(["convert", "rms-norm", f"hf:{source}", "-o", str(out), "--json", *SHAPE]) == 0
     report = json.loads(capsys.readouterr().out)
     passed = {gate["name"]: gate["passed"] for gate in report["proof"]["gates"]}

@@ -31,6 +31,7 @@ from normwise.conversions.saving.save import Advance, convert_checkpoint, save_c
 from normwise.errors import ConversionRefused
 from normwise.facts.facts import Facts
 from normwise.targets import Target, Weights, folder
+from normwise.targets.hf_build import build_fake
 
 __all__ = ["compare", "plans", "run"]
 
@@ -247,11 +248,15 @@ def _proved_without_weights(plan: Plan, target: Target, facts: Facts, replan: Ca
     """Prove a plan by its structure and on its twin.
 
     Raises:
-        ConversionRefused: the proof failed.
+        ConversionRefused: the proof failed, or the twin proves nothing.
     """
-    edited = copy.deepcopy(target.model)
+    # Built again: a copy of fake tensors would copy storage that is not there.
+    edited = build_fake(target.config, next(target.model.parameters()).dtype, cls=type(target.model))
     for edit in plan.edits:
         edit.apply(edited)
     proof = prove(plan, target, edited, replan=replan, facts=facts)
     conversions.check_proof(plan, proof)
+    if plan.exact and not proof.passed:
+        why = f"it is too large to be proved in memory, and its twin was not: {proof.gate('twin').why}"
+        raise ConversionRefused([f"{target.name}: {why}; --no-verify converts it without a proof"])
     return Converted(model=edited, proof=proof, plan=plan, target=target)
