@@ -272,7 +272,11 @@ class Low(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.base, self.a, self.b = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, 2, bias=False), nn.Linear(2, SIZE, bias=False)
+        self.base, self.a, self.b = (
+            nn.Linear(SIZE, SIZE),
+            nn.Linear(SIZE, 2, bias=False),
+            nn.Linear(2, SIZE, bias=False),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.base(x) + 0.5 * self.b(self.a(x))

@@ -351,3 +351,30 @@ def test_what_is_converted_is_proved(make: Any) -> None:
     inputs = s.images() if isinstance(model, s.ChannelsFirst) else s.ids()
     proof = conversions.convert("rms-norm", model, inputs).proof
     assert proof.passed and proof.gate("structure").passed and proof.gate("twin").passed and proof.gate("dtype").passed
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_untied_and_weightless_at_once(family: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    small = load(f"hf:{family}")
+    model = AutoModelForCausalLM.from_config(small.config).eval()
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    converted = conversions.convert("rms-norm", model, dict(small.kwargs), untie=True, weightless=True)
+    assert converted.proof.passed and not converted.refused
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+def test_an_option_that_there_is_not_is_named_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="rms-norm has no option 'weightles': did you mean 'weightless'"):
+        conversions.convert("rms-norm", s.Model(s.Block()), s.ids(), weightles=True)
+
+
+def test_a_model_of_fake_tensors_is_planned_and_not_converted() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = s.Model(s.Block(), s.Block(), tied=True).eval()
+    assert subtractions(conversions.plan("rms-norm", model, s.ids())) == ["tokens"]
+    with pytest.raises(ConversionRefused, match="FakeTensor"):
+        conversions.convert("rms-norm", model, s.ids())

@@ -7,7 +7,9 @@ applied to a copy of the model, to a state dict, or to a checkpoint shard by sha
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from difflib import get_close_matches
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -31,6 +33,7 @@ from normwise.conversions._plan import Recipe as Recipe
 from normwise.conversions._plan import Refusal as Refusal
 from normwise.conversions._plan import Step as Step
 from normwise.conversions._targets import whole_target
+from normwise.conversions._twin import has_storage
 from normwise.conversions.proof import Proof as Proof
 from normwise.conversions.proof import prove as prove
 from normwise.errors import ConversionRefused
@@ -91,7 +94,24 @@ def plan(name: str, model: str | nn.Module | Target, inputs: Any = None, **optio
     Raises:
         ValueError: no such conversion, or an option it does not take.
     """
-    return get(name).plan(Facts(whole_target(model, inputs), effort="full"), **options)
+    conversion = _taking(name, options)
+    return conversion.plan(Facts(whole_target(model, inputs), effort="full"), **options)
+
+
+def _taking(name: str, options: Iterable[str]) -> ModuleType:
+    """Return a conversion that takes the options.
+
+    Raises:
+        ValueError: it does not; those that it takes are given.
+    """
+    part = get(name)
+    taken = [option for option in signature(part.plan).parameters if option != "facts"]
+    for option in options:
+        if option not in taken:
+            near = get_close_matches(option, taken, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(taken) or 'none'}"
+            raise ValueError(f"{name} has no option {option!r}: {hint}")
+    return part
 
 
 def convert(name: str, model: str | nn.Module | Target, inputs: Any = None, **options: Any) -> Converted:
@@ -107,7 +127,9 @@ def convert(name: str, model: str | nn.Module | Target, inputs: Any = None, **op
         ConversionRefused: nothing can be converted, or the proof failed; it carries every reason.
         ValueError: no such conversion, or an option it does not take.
     """
-    found, conversion = whole_target(model, inputs), get(name)
+    conversion, found = _taking(name, options), whole_target(model, inputs)
+    if not has_storage(found.model) and not any(p.is_meta for p in found.model.parameters()):
+        raise ConversionRefused([f"{found.name} holds no numbers (FakeTensor): plan it, or convert its checkpoint"])
     facts = Facts(found, effort="full")
     made = conversion.plan(facts, **options)
     check_changes(made)

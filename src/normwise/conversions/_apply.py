@@ -48,9 +48,7 @@ def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def _lookup(
-    tensors: Mapping[str, torch.Tensor], ties: Iterable[tuple[str, ...]] = ()
-) -> Callable[[str], torch.Tensor]:
+def _lookup(tensors: Mapping[str, torch.Tensor], ties: Iterable[tuple[str, ...]] = ()) -> Callable[[str], torch.Tensor]:
     """Return what gives a tensor by its key, or by another key of the same tensor where that is all there is."""
     held = {key: next((k for k in keys if k in tensors), key) for keys in ties for key in keys}
     return lambda key: tensors[key if key in tensors else held.get(key, key)]

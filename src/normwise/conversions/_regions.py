@@ -30,8 +30,8 @@ from normwise.spec import Scope, Statistic
 
 __all__ = ["Cut", "Hook", "Obstacle", "ScaledWriter", "Streams", "centred_axis"]
 
-# in thousandths of a norm: a subtraction costs more than the one that a norm saves; best where the value is made
-_NORM, _AT_OUTPUT, _AT_INPUT = 1000, 1001, 1002
+# a subtraction costs more than the one that a norm saves, and a little more the later it stands in the program
+_NORM, _AT_OUTPUT, _AT_INPUT, _LATEST = 1_000_000, 1_001_000, 1_002_000, 999
 # what reads a value on the host: the program may go another way
 _ASKS = frozenset({"is_nonzero", "_local_scalar_dense", "item", "equal", "allclose"})
 # takes only the shape
@@ -373,7 +373,8 @@ class Streams:
         program.implies(("s", *a), ("s", *b))
         program.implies(("c", *a), ("c", *b))
         program.implies(("c", *b), ("s", *b))
-        program.costs(("c", *b), ("c", *a), _AT_OUTPUT if hook.output else _AT_INPUT)
+        later = min(self.graph.calls[hook.call].id, _LATEST)
+        program.costs(("c", *b), ("c", *a), (_AT_OUTPUT if hook.output else _AT_INPUT) + later)
         self._hooks[("c", *a), ("c", *b)] = hook
 
     # -- reasons ----------------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ def _recipes(streams: Streams, cut: Cut, folding: Folding) -> Iterator[Recipe]:
             steps = (Step(function="scale", reads=(scale,), numbers={"dim": -1}), _centre(-1))
             yield Recipe(keys=keys(writer.bias), steps=steps)
         yield Recipe(keys=keys(writer.scale), steps=(Step(function="fill", numbers={"number": 1.0}),))
-    centred = {name for value, _ in cut.parameters for name in values[value].names}
+    centred = {name for value, _ in cut.parameters for name in keys(value)}
     for recipe in folding.recipes:  # a reader that writes to a stream and was given a bias
         path, _, name = recipe.keys[0].rpartition(".")
         if recipe.shape is not None and name == "bias" and f"{path}.weight" in centred:
