@@ -14,10 +14,10 @@ __all__ = ["examine", "page", "summary"]
 
 _HEAD = """# {name} on every architecture of transformers
 
-Small models with random weights, made by `hf:TYPE` from the default configuration; of the {ran} types that run, those with a norm
-to convert. The error is that of the twin: every gain, bias, mean and weight redrawn, in float64, the largest of all outputs and
-probes, relative to the largest entry. Written by `python bench/zoo.py --convert {name} --page FILE` from one sweep
-(transformers {version}).
+Small models with random weights, made by `hf:TYPE` from the default configuration; of the {ran} types that run, those
+with a norm to convert. The error is that of the twin: every gain, bias, mean and weight redrawn, in float64, the
+largest of all outputs and probes, relative to the largest entry. Written by
+`python bench/zoo.py --convert {name} --page FILE` from one sweep (transformers {version}).
 
 {counts}
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from normwise.conversions import Plan, apply_to_model, apply_to_state, fold_affine
-from normwise.conversions._compare import floats_in, gap
-from normwise.conversions._double import double, doubled, in_double
+from normwise.conversions.proof.compare import floats_in, gap
+from normwise.conversions.proof.double import double, doubled, in_double
 from normwise.facts.facts import Facts
 from normwise.targets import Target, load, target
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from normwise import conversions
 from normwise.conversions import Plan, Proof
-from normwise.conversions._twin import norms_of, redraw
+from normwise.conversions.proof.twin import norms_of, redraw
 from normwise.facts.facts import Facts
 from normwise.targets import Target, load, target
 from tests.conversions.mutations import mutants

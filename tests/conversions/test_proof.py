@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from normwise import conversions
-from normwise.conversions import Plan, _twin
-from normwise.conversions._double import double, doubled, in_double
+from normwise.conversions import Plan
 from normwise.conversions._edits import SwapNorm
-from normwise.conversions._twin import calibrate, norms_of, redraw
 from normwise.conversions.proof import Gate, Proof, prove, reload_gate
+from normwise.conversions.proof import twin as twins
+from normwise.conversions.proof.double import double, doubled, in_double
+from normwise.conversions.proof.twin import calibrate, norms_of, redraw
 from normwise.errors import ConversionRefused
 from normwise.facts import running
 from normwise.graph.capture import tensors_in
@@ -125,7 +126,7 @@ def test_running_statistics_of_the_twin_lie_about_those_of_its_data() -> None:
 
 
 def test_a_large_model_is_proved_on_a_small_one_of_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_twin, "_SMALL", 0)
+    monkeypatch.setattr(twins, "_SMALL", 0)
     proof = proved(load("hf:gpt2"))
     assert proof.passed
     assert "small model of the same class" in proof.gate("twin").why
@@ -135,8 +136,8 @@ def test_a_large_model_is_proved_on_a_small_one_of_its_class(monkeypatch: pytest
 def test_a_plan_that_forgets_one_block_of_a_large_model_is_not_proved_by_the_small_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_twin, "_SMALL", 0)
-    monkeypatch.setattr(_twin, "fits", lambda model: False)
+    monkeypatch.setattr(twins, "_SMALL", 0)
+    monkeypatch.setattr(twins, "fits", lambda model: False)
     given = load("hf:gpt2")
     right = replan(given)
     wrong = dataclasses.replace(right, recipes=right.recipes[:-1])
@@ -275,7 +276,7 @@ def test_a_copy_in_float64_is_compared_itself() -> None:
 
 
 def test_weights_that_do_not_fit_are_said_not_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_twin, "free_memory", lambda: 1000)
+    monkeypatch.setattr(twins, "free_memory", lambda: 1000)
     proof = proved(small())
     assert proof.gate("weights").passed is None
     assert "more than half of what is free" in proof.gate("weights").why

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from normwise import conversions
-from normwise.conversions._twin import norms_of, redraw
+from normwise.conversions.proof.twin import norms_of, redraw
 from normwise.errors import ConversionRefused
 from normwise.targets import load, target
 from tests.conversions import streams as s
@@ -58,7 +58,8 @@ FREE = {
 @pytest.mark.parametrize("make", FREE.values(), ids=FREE.keys())
 def test_every_norm_of_a_pre_norm_model_is_converted_for_nothing(make: Any) -> None:
     plan, error = judged(make(), s.ids())
-    assert not plan.refused and not subtractions(plan)
+    assert not plan.refused
+    assert not subtractions(plan)
     assert len(norms(plan)) >= 2
     assert error < EXACT
 
@@ -66,40 +67,49 @@ def test_every_norm_of_a_pre_norm_model_is_converted_for_nothing(make: Any) -> N
 @pytest.mark.parametrize("make", [s.Patches, s.ChannelsFirst])
 def test_an_image_model_is_converted_for_nothing(make: Any) -> None:
     plan, error = judged(make(), s.images())
-    assert norms(plan) and not plan.refused and not subtractions(plan)
+    assert norms(plan)
+    assert not plan.refused
+    assert not subtractions(plan)
     assert error < EXACT
 
 
 def test_a_tied_embedding_stays_tied_and_costs_one_subtraction() -> None:
     model = s.Model(s.Block(), s.Block(), tied=True)
     plan, error = judged(model, s.ids())
-    assert len(norms(plan)) == 3 and subtractions(plan) == ["tokens"] and not plan.created
+    assert len(norms(plan)) == 3
+    assert subtractions(plan) == ["tokens"]
+    assert not plan.created
     assert error < EXACT
 
 
 def test_a_tied_embedding_can_be_untied_instead() -> None:
     model = s.Model(s.Block(), s.Block(), tied=True)
     plan, error = judged(model, s.ids(), untie=True)
-    assert len(norms(plan)) == 3 and not subtractions(plan) and plan.created == ("head.weight",)
+    assert len(norms(plan)) == 3
+    assert not subtractions(plan)
+    assert plan.created == ("head.weight",)
     assert "no longer tied: +" in plan.notes[0]
     assert error < EXACT
 
 
 def test_the_first_norm_with_a_gain_writes_the_stream_and_costs_one_subtraction() -> None:
     plan, error = judged(s.EmbeddingNormed(s.Block(), s.Block()), s.ids())
-    assert norms(plan) == ["first", "blocks.0.norm", "blocks.1.norm", "final"] and subtractions(plan) == ["first"]
+    assert norms(plan) == ["first", "blocks.0.norm", "blocks.1.norm", "final"]
+    assert subtractions(plan) == ["first"]
     assert error < EXACT
 
 
 def test_a_stream_that_is_read_raw_is_converted_behind_the_reader() -> None:
     plan, error = judged(s.Unnormed(s.Block(), s.Block(), s.Block()), s.ids())
-    assert subtractions(plan) and "blocks.2.norm" in norms(plan)
+    assert subtractions(plan)
+    assert "blocks.2.norm" in norms(plan)
     assert error < EXACT
 
 
 def test_behind_an_auxiliary_head_everything_is_converted_with_one_subtraction() -> None:
     plan, error = judged(s.Tapped(s.Block(), s.Block(), s.Block()), s.ids())
-    assert norms(plan) == ["blocks.1.norm", "blocks.2.norm", "final"] and len(subtractions(plan)) == 1
+    assert norms(plan) == ["blocks.1.norm", "blocks.2.norm", "final"]
+    assert len(subtractions(plan)) == 1
     assert [refusal.path for refusal in plan.refused] == ["blocks.0.norm"]
     assert "aside" in plan.refused[0].why
     assert error < EXACT
@@ -107,7 +117,8 @@ def test_behind_an_auxiliary_head_everything_is_converted_with_one_subtraction()
 
 def test_a_stream_that_is_an_output_needs_consent() -> None:
     plan, _ = judged(s.Streaming(s.Block(), s.Block()), s.ids())
-    assert not norms(plan) and "output of the model" in plan.refused[0].why
+    assert not norms(plan)
+    assert "output of the model" in plan.refused[0].why
     assert "consent" in (plan.refused[0].unblock or "")
 
 
@@ -190,7 +201,8 @@ def test_a_norm_inside_a_larger_module_is_refused_and_does_no_harm() -> None:
 
     plan, error = judged(s.Model(Inline(), s.Block(), s.Block()), s.ids())
     assert [refusal.why for refusal in plan.refused] == ["the norm is computed inside a larger module"]
-    assert len(norms(plan)) == 3 and error < EXACT
+    assert len(norms(plan)) == 3
+    assert error < EXACT
 
 
 def test_a_hook_of_the_user_on_the_stream_is_respected() -> None:
@@ -223,7 +235,9 @@ def test_converting_twice_does_nothing() -> None:
     plan = conversions.plan("rms-norm", model, s.ids())
     conversions.apply_to_model(plan, model)
     again = conversions.plan("rms-norm", model, s.ids())
-    assert not again.changes and not again.recipes and not again.edits
+    assert not again.changes
+    assert not again.recipes
+    assert not again.edits
 
 
 def test_a_plan_survives_json_and_converts_a_state_dict() -> None:
@@ -273,7 +287,8 @@ def test_gain_and_bias_can_go_into_the_readers_as_well(make: Any, options: dict[
     if "weightless" in options:
         kept = {refusal.path for refusal in plan.refused}
         bare = [m for path, m in converted.named_modules() if hasattr(m, "spec") and path not in kept]
-        assert bare and all(not list(m.parameters()) for m in bare)
+        assert bare
+        assert all(not list(m.parameters()) for m in bare)
 
 
 def test_an_expert_that_got_no_token_is_centred_like_its_siblings() -> None:
@@ -298,7 +313,8 @@ def test_an_expert_that_got_no_token_is_centred_like_its_siblings() -> None:
     conversions.apply_to_model(plan, converted)
     Routed.choice = torch.tensor([3, 1] * s.TOKENS)
     with torch.no_grad():
-        assert len(norms(plan)) == 3 and relative(model(s.ids()), converted(s.ids())) < EXACT
+        assert len(norms(plan)) == 3
+        assert relative(model(s.ids()), converted(s.ids())) < EXACT
 
 
 def test_what_the_run_did_not_use_is_named() -> None:
@@ -323,7 +339,8 @@ def test_parameters_of_other_names_keep_them() -> None:
     converted = copy.deepcopy(model)
     conversions.apply_to_model(plan, converted)
     assert list(converted.state_dict()) == list(model.state_dict())
-    assert "final" in norms(plan) and error < EXACT
+    assert "final" in norms(plan)
+    assert error < EXACT
 
 
 def test_the_map_reads_an_explicit_subtraction_as_part_of_the_stream() -> None:
@@ -350,7 +367,10 @@ def test_what_is_converted_is_proved(make: Any) -> None:
     model = make().eval()
     inputs = s.images() if isinstance(model, s.ChannelsFirst) else s.ids()
     proof = conversions.convert("rms-norm", model, inputs).proof
-    assert proof.passed and proof.gate("structure").passed and proof.gate("twin").passed and proof.gate("dtype").passed
+    assert proof.passed
+    assert proof.gate("structure").passed
+    assert proof.gate("twin").passed
+    assert proof.gate("dtype").passed
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt"])
@@ -361,7 +381,8 @@ def test_untied_and_weightless_at_once(family: str) -> None:
     model = AutoModelForCausalLM.from_config(small.config).eval()
     assert model.lm_head.weight is model.get_input_embeddings().weight
     converted = conversions.convert("rms-norm", model, dict(small.kwargs), untie=True, weightless=True)
-    assert converted.proof.passed and not converted.refused
+    assert converted.proof.passed
+    assert not converted.refused
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
 

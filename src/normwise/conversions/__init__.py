@@ -33,9 +33,9 @@ from normwise.conversions._plan import Recipe as Recipe
 from normwise.conversions._plan import Refusal as Refusal
 from normwise.conversions._plan import Step as Step
 from normwise.conversions._targets import whole_target
-from normwise.conversions._twin import has_storage
 from normwise.conversions.proof import Proof as Proof
 from normwise.conversions.proof import prove as prove
+from normwise.conversions.proof.twin import has_storage
 from normwise.errors import ConversionRefused
 from normwise.facts.facts import Facts
 from normwise.targets import Target

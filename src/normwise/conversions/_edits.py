@@ -154,7 +154,7 @@ class SwapNorm(Edit):
 
     def apply(self, model: nn.Module) -> None:
         """Replace the module."""
-        from normwise.conversions._natural import build, take_over, usual_layer
+        from normwise.conversions._recognition.layers import build, take_over, usual_layer
 
         old = model.get_submodule(self.path)
         told: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in self.spec.items()}

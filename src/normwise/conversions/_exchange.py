@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from normwise.conversions._edits import SwapNorm
-from normwise.conversions._natural import usual_layer
 from normwise.conversions._plan import Recipe
-from normwise.conversions._recognise import Recognised
+from normwise.conversions._recognition.layers import usual_layer
+from normwise.conversions._recognition.recogniser import Recognised
 from normwise.errors import NotKnown
 from normwise.functional.hidden import LAYER, RMS
 from normwise.layers import SyncBatchNorm

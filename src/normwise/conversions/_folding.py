@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from normwise.conversions._dataflow.readers import Blocked, Reader, Readers, leaves, readers_of
 from normwise.conversions._edits import AddBias, Edit, SwapNorm, Untie, strange_hooks
 from normwise.conversions._plan import Change, Recipe, Refusal, Step
-from normwise.conversions._readers import Blocked, Reader, Readers, leaves, readers_of
 from normwise.facts.facts import Facts
 from normwise.facts.flow import through_casts
 from normwise.facts.sites import Site

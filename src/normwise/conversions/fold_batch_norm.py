@@ -44,10 +44,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from normwise.conversions._batch_arithmetic import AddShiftMap, PadWithValue
-from normwise.conversions._batch_layers import Layer, heeds_bias, heeds_padding, is_layer, read, returns_output
-from normwise.conversions._batch_norms import BatchNorm, find, held, refusal
-from normwise.conversions._batch_paths import NOT_EXACT, Blocked, Paths, Segment
+from normwise.conversions._batch_norms.arithmetic import AddShiftMap, PadWithValue
+from normwise.conversions._batch_norms.layers import Layer, heeds_bias, heeds_padding, is_layer, read, returns_output
+from normwise.conversions._batch_norms.norms import BatchNorm, find, held, refusal
+from normwise.conversions._batch_norms.paths import NOT_EXACT, Blocked, Paths, Segment
 from normwise.conversions._edits import AddBias, Edit, Remove
 from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step
 from normwise.facts.facts import Facts

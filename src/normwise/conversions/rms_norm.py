@@ -45,12 +45,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
-from normwise.conversions._axes import carriers
+from normwise.conversions._dataflow.axes import carriers
+from normwise.conversions._dataflow.idle import like_their_siblings
+from normwise.conversions._dataflow.streams import Cut, Hook, Streams, centred_axis
 from normwise.conversions._edits import CentreInput, CentreOutput, Edit, SwapNorm, Untie, strange_hooks
 from normwise.conversions._folding import Folding, fold
-from normwise.conversions._idle import like_their_siblings
 from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step, merged
-from normwise.conversions._regions import Cut, Hook, Streams, centred_axis
 from normwise.conversions._specs import without_mean
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts

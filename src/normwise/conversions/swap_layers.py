@@ -39,7 +39,7 @@ from torch import nn
 from normwise.conversions import _exchange
 from normwise.conversions._edits import REPLACED, SwapNorm, replace_everywhere
 from normwise.conversions._plan import Change, Plan, Refusal
-from normwise.conversions._recognise import Recognised, Recogniser
+from normwise.conversions._recognition.recogniser import Recognised, Recogniser
 from normwise.errors import NoNorm, NotKnown, TraceError
 from normwise.facts.facts import Facts
 from normwise.facts.sites import Site

@@ -39,7 +39,7 @@ from torch import nn
 
 from normwise.conversions._edits import SwapNorm
 from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step
-from normwise.conversions._recognise import Recognised, Recogniser
+from normwise.conversions._recognition.recogniser import Recognised, Recogniser
 from normwise.errors import NoNorm, NotKnown
 from normwise.facts.facts import Facts
 from normwise.spec import PROMOTED, Cast, NormSpec, Scope, Weight

@@ -14,7 +14,10 @@ __all__ = ["progress"]
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], Any]]:
-    """Show a bar while the block runs; what it yields is told what is running, how much is done, how much there is (0: unknown)."""
+    """Show a bar while the block runs.
+
+    What it yields is told what is running, how much of it is done, and of how much (0: not known).
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from normwise import conversions
-from normwise.conversions._compare import gap, ratios
 from normwise.conversions._converted import Converted
-from normwise.conversions._double import doubled
 from normwise.conversions._plan import Plan
-from normwise.conversions._subject import EXACT, run_double
 from normwise.conversions._targets import loaded
-from normwise.conversions._twin import free_memory
 from normwise.conversions.proof import prove
+from normwise.conversions.proof.compare import gap, ratios
+from normwise.conversions.proof.double import doubled
+from normwise.conversions.proof.subject import EXACT, run_double
+from normwise.conversions.proof.twin import free_memory
 from normwise.conversions.saving import formats
 from normwise.conversions.saving.checkpoint import Checkpoint
 from normwise.conversions.saving.loading import load, read_manifest

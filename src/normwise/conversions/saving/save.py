@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from normwise.conversions._compare import gap
-from normwise.conversions._double import doubled
 from normwise.conversions._plan import Plan
-from normwise.conversions._subject import EXACT, run_double
 from normwise.conversions.proof import Proof, reload_gate
+from normwise.conversions.proof.compare import gap
+from normwise.conversions.proof.double import doubled
+from normwise.conversions.proof.subject import EXACT, run_double
 from normwise.conversions.saving import formats
 from normwise.conversions.saving.checkpoint import PICKLES, Checkpoint
 from normwise.conversions.saving.loading import MANIFEST

@@ -18,13 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from normwise.conversions import _gates
 from normwise.conversions._plan import Plan
-from normwise.conversions._structure import structure
-from normwise.conversions._subject import EXACT as EXACT
-from normwise.conversions._subject import Gate as Gate
-from normwise.conversions._subject import Subject
-from normwise.conversions._twin_gate import twin
+from normwise.conversions.proof import model_gates, structure_gate, twin_gate
+from normwise.conversions.proof.subject import EXACT as EXACT
+from normwise.conversions.proof.subject import Gate as Gate
+from normwise.conversions.proof.subject import Subject
 from normwise.facts.facts import Facts
 from normwise.rendering import both
 from normwise.targets import Target
@@ -88,23 +86,23 @@ class Proof:
 
     def to_text(self, *, lang: str = "en", color: bool | None = None, width: int | None = None) -> str:
         """Return the proof as a table for the terminal, in English ("en") or Chinese ("zh")."""
-        from normwise.conversions import _proof_report
+        from normwise.conversions.proof import report
 
-        return _proof_report.text(self, lang=lang, color=color, width=width)
+        return report.text(self, lang=lang, color=color, width=width)
 
     def to_markdown(self, lang: str = "en") -> str:
         """Return the proof as a Markdown table, in English ("en") or Chinese ("zh")."""
-        from normwise.conversions import _proof_report
+        from normwise.conversions.proof import report
 
-        return _proof_report.markdown(self, lang=lang)
+        return report.markdown(self, lang=lang)
 
     def __str__(self) -> str:
         return self.to_text()
 
     def _repr_html_(self) -> str:
-        from normwise.conversions import _proof_report
+        from normwise.conversions.proof import report
 
-        return _proof_report.html(self)
+        return report.html(self)
 
 
 def prove(
@@ -130,7 +128,9 @@ def prove(
     subject = Subject(
         plan=plan, target=target, converted=converted, replan=replan, facts=facts or Facts(target, effort="full")
     )
-    checked = [gate(subject) for gate in (structure, twin, _gates.weights, _gates.dtype)]
+    checked = [
+        gate(subject) for gate in (structure_gate.structure, twin_gate.twin, model_gates.weights, model_gates.dtype)
+    ]
     gates = (*checked, Gate("reload", None, {}, _NOTHING_SAVED))
     return Proof(conversion=plan.conversion, target=target.name, gates=gates, exact=plan.exact)
 
@@ -143,7 +143,7 @@ def reload_gate(load: Callable[[], nn.Module], converted: nn.Module, target: Tar
         converted: the model in memory.
         target: gives the inputs.
     """
-    return _gates.reload(load, converted, target)
+    return model_gates.reload(load, converted, target)
 
 
 def _gate_json(gate: Gate) -> dict[str, Any]:

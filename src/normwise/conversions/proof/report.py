@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from normwise.conversions._subject import Gate
+from normwise.conversions.proof.subject import Gate
 from normwise.rendering import both, in_language
 from normwise.rendering.numbers import number
 from normwise.rendering.tables import Column, by_terminal, draw, pairs, plain_ascii, table

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normwise.conversions._natural import Then
+from normwise.conversions._recognition.layers import Then
 from normwise.errors import NoNorm, NotKnown
 from normwise.layers._convention_probe import quiet
 from normwise.layers._norm_module import NormModule

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from normwise.conversions._batch_arithmetic import affine_of
-from normwise.conversions._batch_paths import Blocked, Paths
+from normwise.conversions._batch_norms.arithmetic import affine_of
+from normwise.conversions._batch_norms.paths import Blocked, Paths
 from normwise.conversions._plan import Refusal
 from normwise.errors import ConversionRefused, NotKnown
 from normwise.facts.calls import NormCall, agree, random_input

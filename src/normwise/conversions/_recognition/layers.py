@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from normwise import layers
-from normwise.conversions._renamed import rename
+from normwise.conversions._recognition.renamed import rename
 from normwise.layers.scale_norm import SCALE
 from normwise.spec import Gate, NormSpec, Scope, Weight
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from normwise.conversions._natural import Options, build, natural, take_over
-from normwise.conversions._norm_like import (
+from normwise.conversions._recognition.layers import Options, build, natural, take_over
+from normwise.conversions._recognition.norm_like import (
     HOOKS,
     bare,
     children_after,
@@ -19,7 +19,7 @@ from normwise.conversions._norm_like import (
     obstacle,
     tensors_of,
 )
-from normwise.conversions._sameness import compare, layouts
+from normwise.conversions._recognition.sameness import compare, layouts
 from normwise.errors import NoNorm, NotKnown
 from normwise.layers._convention_probe import quiet
 from normwise.layers._convention_rounding import Match, describe

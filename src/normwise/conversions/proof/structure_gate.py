@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from normwise.conversions._edits import Remove, SwapNorm
 from normwise.conversions._plan import Plan
 from normwise.conversions._specs import without_mean
-from normwise.conversions._subject import NOT_EXACT, Gate, Subject
+from normwise.conversions.proof.subject import NOT_EXACT, Gate, Subject
 from normwise.errors import NormwiseError
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from normwise.conversions import _probes
 from normwise.conversions._apply import apply_to_model
-from normwise.conversions._compare import Outputs, lost_at
-from normwise.conversions._sight import unseen
-from normwise.conversions._subject import EXACT, NOT_EXACT, Gate, Subject, run_double, said
-from normwise.conversions._twin import Twin, calibrate, redraw, scaled_to, twin_of
+from normwise.conversions.proof import probes as edges
+from normwise.conversions.proof.compare import Outputs, lost_at
+from normwise.conversions.proof.sight import unseen
+from normwise.conversions.proof.subject import EXACT, NOT_EXACT, Gate, Subject, run_double, said
+from normwise.conversions.proof.twin import Twin, calibrate, redraw, scaled_to, twin_of
 from normwise.errors import NormwiseError
 from normwise.rendering import both
 
@@ -89,17 +89,17 @@ def _seen(made: Twin, figures: dict[str, Any]) -> Gate:
     return Gate("twin", True, figures, made.note)
 
 
-def _cases(made: Twin) -> Iterator[tuple[nn.Module, list[_probes.Probe]]]:
+def _cases(made: Twin) -> Iterator[tuple[nn.Module, list[edges.Probe]]]:
     """Yield the twin with its probes, and the twin scaled to each eps with the inputs."""
-    probes = list(_probes.of_target(made.target))
+    probes = list(edges.of_target(made.target))
     yield made.target.model, probes
-    for eps in _probes.sizes_of_eps(made.norms):
+    for eps in edges.sizes_of_eps(made.norms):
         tiny = copy.deepcopy(made.target.model)
         scaled_to(tiny, made.norms, eps)
         yield tiny, [dataclasses.replace(probes[0], name=f"variance about eps {eps:g}")]
 
 
-def _answer(original: nn.Module, probe: _probes.Probe) -> Outputs | None:
+def _answer(original: nn.Module, probe: edges.Probe) -> Outputs | None:
     """Return what the twin answers; None where it does not take the inputs, or has no finite answer."""
     try:
         expected = run_double(original, probe.args, probe.kwargs)
@@ -112,7 +112,7 @@ def _told(en: str, zh: str, error: Exception) -> str:
     return both(f"{en}: {said(error)}", f"{zh}：{said(error)}")
 
 
-def _where(probe: _probes.Probe, original: nn.Module, converted: nn.Module, found: dict[str, float]) -> str:
+def _where(probe: edges.Probe, original: nn.Module, converted: nn.Module, found: dict[str, float]) -> str:
     """Say which output is apart, and from which module on."""
     worst = max(found, key=lambda name: found[name])
 

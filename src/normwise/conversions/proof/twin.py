@@ -22,8 +22,8 @@ from torch import nn
 
 from normwise.conversions._apply import tensors_of
 from normwise.conversions._arithmetic import holds_numbers
-from normwise.conversions._double import doubled
 from normwise.conversions._plan import Plan
+from normwise.conversions.proof.double import doubled
 from normwise.errors import NotKnown
 from normwise.facts import running
 from normwise.facts.facts import Facts

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normwise.conversions._batch_paths import NOT_EXACT, Blocked, Paths
+from normwise.conversions._batch_norms.paths import NOT_EXACT, Blocked, Paths
 from normwise.graph import Op, Ref, Value, ValueKind
 
 __all__ = ["Layer", "heeds_bias", "heeds_padding", "is_layer", "read", "returns_output"]

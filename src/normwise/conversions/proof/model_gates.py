@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from normwise.conversions._compare import Outputs, centred, floats_in, gap
-from normwise.conversions._double import seed
-from normwise.conversions._subject import EXACT, NOT_EXACT, Gate, Subject, said
+from normwise.conversions.proof.compare import Outputs, centred, floats_in, gap
+from normwise.conversions.proof.double import seed
+from normwise.conversions.proof.subject import EXACT, NOT_EXACT, Gate, Subject, said
 from normwise.facts.differences import relative_change
 from normwise.graph.guard import as_found
 from normwise.rendering import both

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from normwise.conversions._apply import apply_to_model
-from normwise.conversions._compare import Outputs, centred, floats_in, ratios
-from normwise.conversions._double import double, doubled, in_double
 from normwise.conversions._plan import Plan
-from normwise.conversions._twin import fits, has_storage
+from normwise.conversions.proof.compare import Outputs, centred, floats_in, ratios
+from normwise.conversions.proof.double import double, doubled, in_double
+from normwise.conversions.proof.twin import fits, has_storage
 from normwise.facts.facts import Facts
 from normwise.facts.records import NormSite
 from normwise.rendering import both

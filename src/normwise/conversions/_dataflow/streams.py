@@ -16,10 +16,10 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from normwise.conversions._axes import carriers, is_zero
+from normwise.conversions._dataflow.axes import carriers, is_zero
+from normwise.conversions._dataflow.idle import idle_parameters
+from normwise.conversions._dataflow.questions import Questions
 from normwise.conversions._edits import strange_hooks
-from normwise.conversions._idle import idle_parameters
-from normwise.conversions._questions import Questions
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts
 from normwise.facts.flow import through_casts

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from normwise.conversions._apply import tensors_of
-from normwise.conversions._compare import attached_floats
-from normwise.conversions._double import double, in_double
 from normwise.conversions._plan import Plan
+from normwise.conversions.proof.compare import attached_floats
+from normwise.conversions.proof.double import double, in_double
 from normwise.targets import Target
 
 __all__ = ["unseen"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normwise.conversions._axes import carriers
+from normwise.conversions._dataflow.axes import carriers
 from normwise.facts import vocabulary as ops
 from normwise.facts.flow import Flow
 from normwise.graph import Graph, Op, Ref, ValueKind

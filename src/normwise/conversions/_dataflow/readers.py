@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from normwise.conversions._axes import carriers
-from normwise.conversions._contractions import VIEWS, Blocked, Reader, reader_at
+from normwise.conversions._dataflow.axes import carriers
+from normwise.conversions._dataflow.contractions import VIEWS, Blocked, Reader, reader_at
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts
 from normwise.facts.norms import NormCall

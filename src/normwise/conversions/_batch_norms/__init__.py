@@ -1,0 +1,1 @@
+"""Batch norms with running statistics, and the layers beside them that take them over."""
