@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrizations
 
 import normwise as nw
 from normwise import layers
+from normwise.conversions import swap_layers
 from tests.conversions import hand_written as hand
 from tests.conversions.hand_written import redrawn, relative
 from tests.conversions.test_swap_layers import swapped
@@ -129,6 +131,12 @@ def test_the_structure_is_swapped_on_meta_for_weights_that_are_loaded_later() ->
     model.load_state_dict(weights.state_dict(), strict=True, assign=True)
     x = torch.randn(4, 6)
     assert relative(model.eval()(x), weights.eval()(x)) < 1e-6
+
+
+def test_a_large_model_without_its_weights_is_planned_as_with_them() -> None:
+    with FakeTensorMode():
+        model = nn.Sequential(hand.GammaBeta(6), nn.BatchNorm1d(6), nn.LayerNorm(6))
+    assert len(swap_layers.plan_of_model(model).changes) == 3
 
 
 def test_a_model_inside_a_wrapper_is_changed_inside() -> None:

@@ -145,7 +145,7 @@ def test_a_format_that_cannot_hold_it_is_refused(
         (("rms-norm", "hf:{full}/none", "-o", "{out}"), "there is no"),
         (("rms-norm", "{source}", "-o", "{inside}"), "lies inside the source"),
         (("rms-norm", "{source}", "-o", "{full}"), "is not empty"),
-        (("rms-norm", "{source}", "-o", "{out}", "--option", "frob=1"), "takes no option 'frob'"),
+        (("rms-norm", "{source}", "-o", "{out}", "--option", "frob=1"), "has no option 'frob'"),
         (("rms-norm", "{source}", "-o", "{out}", "--option", "frob"), "not of the form key=value"),
         (("rms-norm", "{source}", "-o", "{out}", "--format", "onnx"), "no format is called 'onnx'"),
         (("rms-norm", "{source}", "-o", "{out}", "--consent", "all"), "nothing to consent to is called 'all'"),

@@ -56,6 +56,25 @@ def test_the_order_of_flattened_channels_is_followed() -> None:
     folded(_ChannelsLast(), 2, 3, 4, 5)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_a_norm_goes_through_an_interpolation(mode: str) -> None:
+    folded(nn.Sequential(nn.BatchNorm2d(3), nn.Upsample(scale_factor=2, mode=mode), nn.Conv2d(3, 4, 3)), 2, 3, 5, 4)
+
+
+class _AskedForItsShape(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.conv(x)
+        return self.norm(made) + torch.ones_like(made)
+
+
+def test_who_asks_a_layer_for_the_shape_of_its_output_does_not_mind() -> None:
+    folded(_AskedForItsShape(), 2, 3, 5, 4)
+
+
 def test_a_norm_goes_through_average_pooling_into_a_classifier() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(3, 7))
     folded(model, 2, 3, 4, 5)

@@ -214,6 +214,15 @@ def test_a_hook_of_the_user_on_the_stream_is_respected() -> None:
     assert error < EXACT
 
 
+@pytest.mark.parametrize("hook", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_a_norm_whose_hook_would_be_lost_with_it_is_refused(hook: str) -> None:
+    model = s.Model(s.Block(), s.Block(), s.Block())
+    getattr(model.blocks[1].norm, f"register_{hook}_hook")(lambda *given: None)
+    plan, error = judged(model, s.ids())
+    assert {refusal.path: refusal.why for refusal in plan.refused}["blocks.1.norm"] == "the module has hooks"
+    assert error < EXACT
+
+
 def test_residual_dropout_in_evaluation_does_not_matter_and_forced_dropout_does() -> None:
     class Dropping(s.Block):
         training_too = False

@@ -225,6 +225,14 @@ def test_a_plan_survives_json_and_serves_state_dicts() -> None:
     assert apply_to_state(again, model.state_dict()).keys() == model.state_dict().keys()
 
 
+def test_a_tensor_with_two_names_in_its_module_keeps_both() -> None:
+    model = redrawn(nn.Sequential(nn.LayerNorm(6)))
+    model[0].gain = model[0].weight
+    twin, plan = swapped(model)
+    assert list(twin.state_dict()) == ["0.weight", "0.bias", "0.gain"]
+    assert "its gain is no gain, shift or running statistic" in plan.refused[0].why
+
+
 def test_convert_copies_and_proves() -> None:
     model = redrawn(nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6)))
     converted = nw.convert("swap-layers", model, torch.randn(2, 6))

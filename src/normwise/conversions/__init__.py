@@ -26,6 +26,7 @@ from normwise.conversions._accelerate import Accelerated as Accelerated
 from normwise.conversions._accelerate import accelerate as accelerate
 from normwise.conversions._apply import apply_to_model as apply_to_model
 from normwise.conversions._apply import apply_to_state as apply_to_state
+from normwise.conversions._apply import has_storage
 from normwise.conversions._converted import Converted as Converted
 from normwise.conversions._plan import Change as Change
 from normwise.conversions._plan import Plan as Plan
@@ -35,7 +36,6 @@ from normwise.conversions._plan import Step as Step
 from normwise.conversions._targets import whole_target
 from normwise.conversions.proof import Proof as Proof
 from normwise.conversions.proof import prove as prove
-from normwise.conversions.proof.twin import has_storage
 from normwise.errors import ConversionRefused
 from normwise.facts.facts import Facts
 from normwise.targets import Target
@@ -94,11 +94,11 @@ def plan(name: str, model: str | nn.Module | Target, inputs: Any = None, **optio
     Raises:
         ValueError: no such conversion, or an option it does not take.
     """
-    conversion = _taking(name, options)
+    conversion = check_options(name, options)
     return conversion.plan(Facts(whole_target(model, inputs), effort="full"), **options)
 
 
-def _taking(name: str, options: Iterable[str]) -> ModuleType:
+def check_options(name: str, options: Iterable[str]) -> ModuleType:
     """Return a conversion that takes the options.
 
     Raises:
@@ -127,7 +127,7 @@ def convert(name: str, model: str | nn.Module | Target, inputs: Any = None, **op
         ConversionRefused: nothing can be converted, or the proof failed; it carries every reason.
         ValueError: no such conversion, or an option it does not take.
     """
-    conversion, found = _taking(name, options), whole_target(model, inputs)
+    conversion, found = check_options(name, options), whole_target(model, inputs)
     if not has_storage(found.model) and not any(p.is_meta for p in found.model.parameters()):
         raise ConversionRefused([f"{found.name} holds no numbers (FakeTensor): plan it, or convert its checkpoint"])
     facts = Facts(found, effort="full")

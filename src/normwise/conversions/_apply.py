@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import nn
 
-from normwise.conversions._arithmetic import make
+from normwise.conversions._arithmetic import holds_numbers, make
 from normwise.conversions._plan import Plan
 
-__all__ = ["apply_to_model", "apply_to_state"]
+__all__ = ["apply_to_model", "apply_to_state", "has_storage", "tensors_of"]
 
 
 def apply_to_model(plan: Plan, model: nn.Module) -> None:
@@ -46,6 +46,11 @@ def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
+
+
+def has_storage(model: nn.Module) -> bool:
+    """Whether a model holds numbers: neither meta nor fake tensors."""
+    return all(map(holds_numbers, tensors_of(model).values()))
 
 
 def _lookup(tensors: Mapping[str, torch.Tensor], ties: Iterable[tuple[str, ...]] = ()) -> Callable[[str], torch.Tensor]:

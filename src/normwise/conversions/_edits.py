@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, dataclass_transform
 
@@ -18,7 +18,7 @@ from torch import nn
 from normwise.spec import NormSpec
 
 __all__ = [
-    "EDITS",
+    "CALL_HOOKS",
     "REPLACED",
     "AddBias",
     "CentreInput",
@@ -27,17 +27,16 @@ __all__ = [
     "Remove",
     "SwapNorm",
     "Untie",
-    "centrings",
     "edit",
     "edit_from",
     "replace_everywhere",
-    "replace_module",
     "strange_hooks",
 ]
 
 _COLLECTING = "transformers.utils.output_capturing"
 
 EDITS: dict[str, type[Edit]] = {}
+CALL_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 REPLACED = "_replaced"  # where a layer keeps the module whose place it took
 
 
@@ -156,15 +155,19 @@ class SwapNorm(Edit):
         """Replace the module."""
         from normwise.conversions._recognition.layers import build, take_over, usual_layer
 
-        old = model.get_submodule(self.path)
-        told: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in self.spec.items()}
-        spec = NormSpec(**told)
+        old, spec = model.get_submodule(self.path), self.norm_spec
         new = build(self.layer or usual_layer(spec), spec, self.shape, self.options)
         names = {word: self.names.get(word, word) for word in self.keeps}
         take_over(old, new, names, self.then, creates=self.creates, learns=self.learns)
         if self.reversible:
             vars(new)[REPLACED] = old  # not a submodule: neither in the state dict nor among the parameters
         replace_everywhere(model, old, new)
+
+    @property
+    def norm_spec(self) -> NormSpec:
+        """Return the spec, whose axes are a list in JSON."""
+        told: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in self.spec.items()}
+        return NormSpec(**told)
 
     @property
     def created(self) -> tuple[str, ...]:
@@ -253,26 +256,17 @@ class CentreInput(Edit):
         model.get_submodule(self.path).register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def centrings(module: nn.Module) -> Iterator[Callable[..., Any]]:
-    """Yield the hooks on a module that a conversion registered."""
-    yield from (hook for hook in _hooks(module) if isinstance(hook, _Centring))
-
-
 def strange_hooks(module: nn.Module) -> tuple[Callable[..., Any], ...]:
-    """Return the forward hooks on a module that might see, or change, what a conversion changes.
+    """Return the hooks on a module that might see, or change, what a conversion changes, or would be lost with it.
 
     Those by which transformers collects hidden states for its outputs are none: what they collect is in the graph.
     """
     return tuple(
         hook
-        for hook in _hooks(module)
+        for name in CALL_HOOKS
+        for hook in getattr(module, name).values()
         if not isinstance(hook, _Centring) and not str(getattr(hook, "__module__", "")).startswith(_COLLECTING)
     )
-
-
-def _hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
-    yield from module._forward_hooks.values()
-    yield from module._forward_pre_hooks.values()
 
 
 @edit("add-bias")
@@ -318,7 +312,7 @@ class Untie(Edit):
         module = model.get_submodule(self.path)
         shared = getattr(module, self.name)
         setattr(module, self.name, nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad))
-        config = getattr(model, "config", None)
+        config: Any = getattr(model, "config", None)
         if getattr(config, "tie_word_embeddings", False):
             config.tie_word_embeddings = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -60,14 +60,7 @@ def exchanged(
         NotOfThisKind: the norm is none of those that are exchanged.
         NotKnown: it is, but cannot be; it says why.
     """
-    made = _EXCHANGES[to](module, found, groups, bias)
-    drops = tuple(name for word, name in found.names.items() if word not in made["keeps"])
-    edit = SwapNorm(
-        path=path,
-        **{"options": {}, "shape": found.shape, "then": found.then, **made, "spec": asdict(made["spec"])},
-        drops=drops,
-        names={word: name for word, name in found.names.items() if word != name and word in made["keeps"]},
-    )
+    edit = found.swap(path, **{"options": {}, **_EXCHANGES[to](module, found, groups, bias)})
     return edit, "the same in evaluation" if is_exact(to) else "another function"
 
 

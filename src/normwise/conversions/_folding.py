@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from normwise.conversions._dataflow.readers import Blocked, Reader, Readers, leaves, readers_of
+from normwise.conversions._arithmetic import holds_numbers
+from normwise.conversions._dataflow.idle import idle_parameters
+from normwise.conversions._dataflow.readers import Reader, Readers, leaves, readers_of
 from normwise.conversions._edits import AddBias, Edit, SwapNorm, Untie, strange_hooks
-from normwise.conversions._plan import Change, Recipe, Refusal, Step
+from normwise.conversions._plan import Blocked, Change, Recipe, Refusal, Step
 from normwise.facts.facts import Facts
 from normwise.facts.flow import through_casts
 from normwise.facts.sites import Site
@@ -85,7 +87,7 @@ def fold(
         try:
             folder.add(site)
         except Blocked as stop:
-            folder.refuse(site, stop)
+            folder.out.refused.append(stop.refusal(site.row.path))
     folder.tell()
     return folder.out
 
@@ -94,16 +96,8 @@ class _Folder:
     def __init__(self, facts: Facts, what: str, *, weightless: bool, create_bias: bool | None, untie: bool) -> None:
         self.facts, self.graph, self.out = facts, facts.graph, Folding()
         self.asked, self.weightless, self.create_bias, self.untie = _WHAT[what], weightless, create_bias, untie
-        params = [v for v in self.graph.values if v.kind is ValueKind.PARAM]
-        self.ids = {name: v.id for v in params for name in v.names}
-        read = {name for v in params if any(True for _ in self.graph.consumers(v.id)) for name in v.names}
-        self.unread = {n: tuple(p.shape) for n, p in facts.parameters.items() if n not in read and p.dim() > 1}
-
-    def refuse(self, site: Site, stop: Blocked) -> None:
-        op = stop.op
-        source = str(op.source) if op is not None and op.source is not None else None
-        name = op.name if op is not None else None
-        self.out.refused.append(Refusal(path=site.row.path, why=stop.why, op=name, source=source, unblock=stop.unblock))
+        self.ids = {name: v.id for v in self.graph.values if v.kind is ValueKind.PARAM for name in v.names}
+        self.unread = {name: shape for name, shape in idle_parameters(facts).items() if len(shape) > 1}
 
     # -- one norm ----------------------------------------------------------------------------------
 
@@ -308,7 +302,7 @@ class _Folder:
 
     def _numbers(self, key: str) -> torch.Tensor | None:
         tensor = self.facts.tensors[key].detach()
-        return None if self.graph.fake or tensor.is_meta else tensor
+        return tensor if holds_numbers(tensor) else None
 
     def _is(self, key: str, number: float) -> bool:
         """Whether a parameter is one number; not where there are no numbers."""

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from normwise.conversions._edits import Edit, edit_from
+from normwise.graph import Op
 
-__all__ = ["Change", "Plan", "Recipe", "Refusal", "Step", "merged"]
+__all__ = ["Blocked", "Change", "Plan", "Recipe", "Refusal", "Step", "merged"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,27 @@ class Refusal:
         at = f" ({self.op} at {self.source})" if self.op and self.source else f" ({self.op})" if self.op else ""
         hint = f"; {self.unblock}" if self.unblock else ""
         return f"{self.path or 'the model'}: {self.why}{at}{hint}"
+
+
+class Blocked(Exception):
+    """A norm that cannot be converted, found while it is looked at.
+
+    Args:
+        why: as in ``Refusal``.
+        op: what stands in the way.
+        unblock: what would change the answer.
+    """
+
+    def __init__(self, why: str, op: Op | None = None, unblock: str | None = None) -> None:
+        super().__init__(why)
+        self.why, self.op, self.unblock = why, op, unblock
+
+    def refusal(self, path: str) -> Refusal:
+        """Return the row of the report for the norm at a path."""
+        op = self.op
+        source = str(op.source) if op is not None and op.source is not None else None
+        name = op.name if op is not None else None
+        return Refusal(path=path, why=self.why, op=name, source=source, unblock=self.unblock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

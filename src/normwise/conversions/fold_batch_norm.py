@@ -46,10 +46,10 @@ from typing import Any
 
 from normwise.conversions._batch_norms.arithmetic import AddShiftMap, PadWithValue
 from normwise.conversions._batch_norms.layers import Layer, heeds_bias, heeds_padding, is_layer, read, returns_output
-from normwise.conversions._batch_norms.norms import BatchNorm, find, held, refusal
-from normwise.conversions._batch_norms.paths import NOT_EXACT, Blocked, Paths, Segment
+from normwise.conversions._batch_norms.norms import BatchNorm, find, held
+from normwise.conversions._batch_norms.paths import NOT_EXACT, Paths, Segment
 from normwise.conversions._edits import AddBias, Edit, Remove
-from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step
+from normwise.conversions._plan import Blocked, Change, Plan, Recipe, Refusal, Step
 from normwise.facts.facts import Facts
 from normwise.graph import Op
 
@@ -151,7 +151,7 @@ class _Folding:
                     del reasons[norm.path]
                 except Blocked as blocked:
                     reasons[norm.path] = _both(reasons[norm.path], blocked)
-        refused += [refusal(path, blocked) for path, blocked in reasons.items()]
+        refused += [blocked.refusal(path) for path, blocked in reasons.items()]
         gone = [norm for norm in found if norm.path in self.changes]
         if not found and not refused:
             refused.append(Refusal(path="", why="no batch norm with running statistics is left: nothing to fold"))

@@ -58,7 +58,6 @@ from normwise.facts.norms import NormCall
 from normwise.facts.records import Evidence
 from normwise.facts.sites import Site
 from normwise.graph import Graph, ValueKind
-from normwise.spec import NormSpec
 
 __all__ = ["plan"]
 
@@ -125,8 +124,9 @@ def plan(
     cut = streams.cut()
     converted = {site.row.path for site in cut.norms}
     refused = [reasons[site.row.path] or _why(streams, site) for site in sites if site.row.path not in converted]
-    folding = fold(facts, cut.norms, what="both" if weightless else "bias", weightless=weightless, untie=untie)
-    folding = folding if weightless or fold_bias else Folding()
+    folding = Folding()
+    if weightless or fold_bias:
+        folding = fold(facts, cut.norms, what="both" if weightless else "bias", weightless=weightless, untie=untie)
     options = {"weightless": weightless, "fold_bias": fold_bias, "untie": untie, "consent": list(consent)}
     return Plan(
         conversion="rms-norm",
@@ -177,11 +177,8 @@ def _axis_in_module(facts: Facts, norm: NormCall) -> int | None:
         return None
     # what else it computes may only prepare its parameters
     others = (op for op in graph.ops if op.call == call.id and op.outputs and op.id not in norm.members)
-    return (
-        given
-        if all(op.short in ops.VIEW or not any(map(facts.flow.data.__getitem__, op.inputs)) for op in others)
-        else None
-    )
+    alone = all(op.short in ops.VIEW or not any(facts.flow.data[value] for value in op.inputs) for op in others)
+    return given if alone else None
 
 
 def _followed(graph: Graph, value: int, axis: int, to: int) -> int | None:
@@ -214,7 +211,7 @@ def _edits(streams: Streams, cut: Cut, folding: Folding) -> Iterator[Edit]:
         assert axis is not None
         size = row.shape[row.spec.axes[0]]
         swap = bare.get(row.path) or _as_it_is(streams, site)
-        spec = replace(without_mean(NormSpec(**swap.spec), size), axes=(axis,))
+        spec = replace(without_mean(swap.norm_spec, size), axes=(axis,))
         yield replace(swap, spec=asdict(spec), shape=(size,))
     for hook in cut.hooks:
         call = graph.calls[hook.call]

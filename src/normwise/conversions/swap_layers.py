@@ -31,7 +31,6 @@ converted = nw.convert("swap-layers", model, to="sync-batch-norm")
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import torch
 from torch import nn
@@ -174,20 +173,7 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _swapped(path: str, module: nn.Module, found: Recognised) -> tuple[SwapNorm, str]:
     if "process_group" in vars(module):
         raise NotKnown("it shares statistics between processes; to='sync-batch-norm' puts ours in its place")
-    return (
-        SwapNorm(
-            path=path,
-            spec=asdict(found.spec),
-            shape=found.shape,
-            keeps=tuple(found.names),
-            layer=found.layer,
-            options=found.options,
-            names={word: name for word, name in found.names.items() if word != name},
-            then=found.then,
-            reversible=True,
-        ),
-        found.how,
-    )
+    return found.swap(path, reversible=True), found.how
 
 
 def _not_modules(

@@ -32,11 +32,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from normwise.conversions._arithmetic import holds_numbers
 from normwise.conversions._edits import SwapNorm
 from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step
 from normwise.conversions._recognition.recogniser import Recognised, Recogniser
@@ -188,12 +189,10 @@ def _change(norm: _Norm, converted: set[int], facts: Facts, offset: float, round
         owner = facts.modules[key.rpartition(".")[0]]
         if id(owner) not in converted:
             raise NotKnown(f"its gain is shared with {key}, which is no norm that is converted")
-    if norm.gain.is_meta:
+    if not holds_numbers(norm.gain):
         if rounding:
             return 0.0
-        raise NotKnown(
-            "its gain is on the meta device: whether it can be stored exactly is not known; load the weights"
-        )
+        raise NotKnown("its gain holds no numbers: whether it can be stored exactly is not known; load the weights")
     gain = norm.gain.detach().double()
     shift = _shift(offset)
     change = float(((gain + shift).to(norm.gain.dtype).double() - shift - gain).abs().max())
@@ -216,16 +215,7 @@ def _recipe(norm: _Norm, offset: float) -> Recipe:
 
 
 def _edit(norm: _Norm, offset: float) -> SwapNorm:
-    found, spec = norm.found, norm.found.spec
+    spec = norm.found.spec
     # where the dtype of the gain decides that of the output, the sum must have it
     early = bool(offset) and (spec.out_dtype == PROMOTED or spec.cast in (Cast.BEFORE_WEIGHT, Cast.TO_WEIGHT))
-    return SwapNorm(
-        path=norm.path,
-        spec=asdict(replace(spec, weight_offset=offset, offset_in_weight_dtype=early)),
-        shape=found.shape,
-        keeps=tuple(found.names),
-        layer=found.layer,
-        options=found.options,
-        names={word: name for word, name in found.names.items() if word != name},
-        then=found.then,
-    )
+    return norm.found.swap(norm.path, spec=replace(spec, weight_offset=offset, offset_in_weight_dtype=early))

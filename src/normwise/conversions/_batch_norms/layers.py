@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from normwise.conversions._batch_norms.paths import NOT_EXACT, Blocked, Paths
+from normwise.conversions._apply import has_storage
+from normwise.conversions._batch_norms.paths import NOT_EXACT, Paths
+from normwise.conversions._plan import Blocked
 from normwise.graph import Op, Ref, Value, ValueKind
 
 __all__ = ["Layer", "heeds_bias", "heeds_padding", "is_layer", "read", "returns_output"]
@@ -97,9 +99,9 @@ def read(paths: Paths, op: Op) -> Layer:
     graph = paths.graph
     named = dict(zip(_ARGUMENTS[op.short].split(), op.args, strict=False)) | op.kwargs
     record = graph.values[named["weight"].value]
-    weight, scaled = _weight(paths, op, record)
-    bias = _bias(paths, op, named.get("bias"))
     transposed = bool(named.get("transposed", op.short.startswith("conv_transpose")))
+    weight, scaled = _weight(paths, op, record, transposed)
+    bias = _bias(paths, op, named.get("bias"))
     groups, n = named.get("groups", 1), len(record.shape) - 2
 
     def numbers(name: str, usual: int) -> tuple[int, ...]:
@@ -133,11 +135,13 @@ def read(paths: Paths, op: Op) -> Layer:
     )
 
 
-def _weight(paths: Paths, op: Op, record: Value) -> tuple[str | None, str]:
+def _weight(paths: Paths, op: Op, record: Value, transposed: bool) -> tuple[str | None, str]:
     """Return the key of the weight, or None, and the key of what is scaled with the output."""
     graph = paths.graph
     made = graph.producer(record.id)
-    if made is not None and _scales_outputs(made, op) and [o.id for o in graph.consumers(record.id)] == [op.id]:
+    by_output = made is not None and made.short == "_weight_norm" and made.args[2:] in ((), (0,)) and not transposed
+    if made is not None and by_output and [o.id for o in graph.consumers(record.id)] == [op.id]:
+        # W = g v / |v| with one g for each output
         return None, _own(paths, graph.values[made.args[1].value], made, "weight")
     if made is not None:
         raise Blocked(f"the weight of {op.short} in {paths.where(op)} is computed by {made.short}", made, _FOLD_FIRST)
@@ -147,15 +151,6 @@ def _weight(paths: Paths, op: Op, record: Value) -> tuple[str | None, str]:
         raise Blocked(f"the weight of {op.short} in {paths.where(op)} is a vector", op, NOT_EXACT)
     key = _own(paths, record, op, "weight")
     return key, key
-
-
-def _scales_outputs(made: Op, op: Op) -> bool:
-    """Whether a weight is W = g v / |v| with one g for each output of its layer."""
-    return made.short == "_weight_norm" and made.args[2:] in ((), (0,)) and not _is_transposed(op)
-
-
-def _is_transposed(op: Op) -> bool:
-    return op.short.startswith("conv_transpose") or (op.short == "convolution" and bool(op.args[6]))
 
 
 def _bias(paths: Paths, op: Op, given: Any) -> str | None:
@@ -228,7 +223,7 @@ def _given(paths: Paths, layer: Layer) -> tuple[int, ...]:
 def _copy(module: nn.Module) -> Any:
     """Return a float32 copy, with ones where the module has no numbers."""
     copied = copy.deepcopy(module)
-    if any(t.is_meta or type(t).__name__ == "FakeTensor" for t in (*module.parameters(), *module.buffers())):
+    if not has_storage(module):
         copied = copied.to_empty(device="cpu")
         for tensor in (*copied.parameters(), *copied.buffers()):
             nn.init.ones_(tensor)

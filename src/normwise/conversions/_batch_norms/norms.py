@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 
+from normwise.conversions._arithmetic import holds_numbers
 from normwise.conversions._batch_norms.arithmetic import affine_of
-from normwise.conversions._batch_norms.paths import Blocked, Paths
-from normwise.conversions._plan import Refusal
+from normwise.conversions._batch_norms.paths import Paths
+from normwise.conversions._plan import Blocked, Refusal
 from normwise.errors import ConversionRefused, NotKnown
 from normwise.facts.calls import NormCall, agree, random_input
 from normwise.facts.flow import through_casts
 from normwise.graph import Call
 from normwise.spec import Scope
 
-__all__ = ["BatchNorm", "find", "held", "refusal"]
+__all__ = ["BatchNorm", "find", "held"]
 
 _EVAL = "call .eval() on the model first"
 _OWN_MODULE = "put the norm in a module of its own"
@@ -60,18 +61,6 @@ class BatchNorm:
         return {"eps": spec.eps, "offset": spec.weight_offset, "has": self.has, "index": index}
 
 
-def refusal(path: str, blocked: Blocked) -> Refusal:
-    """Return what is reported for a norm that stays."""
-    op = blocked.op
-    return Refusal(
-        path=path,
-        why=blocked.why,
-        op=op.name if op else None,
-        source=str(op.source) if op and op.source else None,
-        unblock=blocked.unblock,
-    )
-
-
 def find(paths: Paths) -> tuple[list[BatchNorm], list[Refusal]]:
     """Return the batch norms in the order in which they run, and the reasons of those that cannot be read."""
     calls = [n for n in paths.facts.norm_calls.norms if n.spec is not None and n.spec.scope is Scope.BATCH]
@@ -83,7 +72,7 @@ def find(paths: Paths) -> tuple[list[BatchNorm], list[Refusal]]:
         try:
             found.append(_read(paths, norm, path, runs[path]))
         except Blocked as blocked:
-            refused.setdefault(path, refusal(path, blocked))
+            refused.setdefault(path, blocked.refusal(path))
     used = {name for n in calls if n.running_var is not None for name in paths.graph.values[n.running_var].names}
     ran = {call.path for call in paths.graph.calls}
     for kept in paths.facts.running:
@@ -215,7 +204,7 @@ def held(paths: Paths, norm: BatchNorm) -> tuple[torch.Tensor, torch.Tensor] | N
         Blocked: a variance with eps is not positive, or a number is not finite.
     """
     tensors = [paths.facts.tensors[key] for key in norm.reads]
-    if any(t.is_meta or type(t).__name__ == "FakeTensor" for t in tensors):
+    if not all(map(holds_numbers, tensors)):
         return None
     try:
         scale, shift = affine_of([t.detach().double().cpu() for t in tensors], [norm.numbers(None)])

@@ -7,13 +7,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 
+from normwise.conversions._dataflow.axes import SPATIAL, reads_numbers
+from normwise.conversions._edits import strange_hooks
+from normwise.conversions._plan import Blocked
 from normwise.errors import NotKnown
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts
 from normwise.facts.replay import Replayer
 from normwise.graph import Call, Op
 
-__all__ = ["NOT_EXACT", "Blocked", "Paths", "Segment"]
+__all__ = ["NOT_EXACT", "Paths", "Segment"]
 
 NOT_EXACT = "no rewrite is exact here: only a model trained with the norm beside a layer can lose it"
 
@@ -22,23 +25,9 @@ Segment = tuple[int, int]
 
 # each output element is an average of input elements of one channel, which a map s x + t of channels commutes with;
 # that its weights sum to one is seen by running it
-_AVERAGES = frozenset(
-    ["mean", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "upsample_linear1d", "upsample_bilinear2d"]
-    + [f"{op}{n}d" for op in ("avg_pool", "adaptive_avg_pool", "upsample_nearest") for n in (1, 2, 3)]
-)
-_CARRIES = (ops.VIEW | ops.DROPOUT | _AVERAGES) - {"constant_pad_nd"}
-_SHAPE_OF_SECOND = frozenset({"reshape_as", "view_as", "expand_as", "type_as"})
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_CARRIES = (ops.VIEW | ops.DROPOUT | SPATIAL | {"mean"}) - {"constant_pad_nd"}
 _NO_HOOKS = "remove the hook, convert, and register it again"
 _SEED = 20261129
-
-
-class Blocked(Exception):
-    """A fold that is not possible: why, the op in the way, and what would change that."""
-
-    def __init__(self, why: str, op: Op | None = None, unblock: str | None = None) -> None:
-        super().__init__(why)
-        self.why, self.op, self.unblock = why, op, unblock
 
 
 class Paths:
@@ -60,15 +49,14 @@ class Paths:
     def readers(self, value: int) -> Iterator[Op]:
         """Yield the ops that read the elements of a value, not only its shape."""
         for op in self.graph.consumers(value):
-            # x.flatten(0, 1).reshape_as(x)
-            if op.inputs[0] == value or op.short not in _SHAPE_OF_SECOND | ops.NOT_ACTIVATION:
+            if reads_numbers(op, value):  # x.flatten(0, 1).reshape_as(x) does not read its second x
                 yield op
 
     def carries(self, op: Op, value: int) -> bool:
         """Whether an op may be one that only moves, repeats or averages elements of one channel of a value."""
         if op.short == "pad" and (op.args[2:3] or ("constant",))[0] == "constant":
             return False
-        alone = op.inputs == (value,) or (op.inputs[:1] == (value,) and op.short in _SHAPE_OF_SECOND)
+        alone = op.inputs[0] == value and not any(reads_numbers(op, other) for other in op.inputs[1:])
         return alone and op.short in _CARRIES and len(op.outputs) == 1
 
     def check_unwritten(self, value: int, first: int, last: int) -> None:
@@ -101,7 +89,7 @@ class Paths:
             raise Blocked(f"the model returns what {made} makes", op, "let the model return only what stands behind it")
         for call in self._calls[value]:
             module = self.facts.modules.get(call.path)
-            if module is not None and any(getattr(module, hooks, None) for hooks in _HOOKS):
+            if module is not None and strange_hooks(module):
                 raise Blocked(f"{call.path or 'the model'} has a hook that would see another value", None, _NO_HOOKS)
 
     def check_read_by(self, value: int, members: Collection[int]) -> None:

@@ -19,7 +19,7 @@ from normwise.facts import vocabulary as ops
 from normwise.facts.replay import op_function
 from normwise.graph import Graph, Op, Ref
 
-__all__ = ["Carried", "carriers", "is_zero", "with_constant"]
+__all__ = ["SPATIAL", "Carried", "argument", "carriers", "is_zero", "reads_numbers"]
 
 Carried = tuple[tuple[int, int], ...]
 """Operands by value id, with the axis of each."""
@@ -29,22 +29,29 @@ _MOVES = ops.VIEW - {"gather", "index", "index_select", "masked_select", "take_a
 _SAME = ops.CAST | {"neg", "negative"}
 _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros", "zero"})
 _LARGEST_PROBE = 2**22  # elements of a view that is run on an index
-# linear in space, each channel by itself
-_SPATIAL = frozenset(
+# takes only the shape, dtype and device of what it is given
+_SHAPE_ONLY = frozenset(
     [
-        *(
-            "adaptive_avg_pool1d",
-            "adaptive_avg_pool2d",
-            "adaptive_avg_pool3d",
-            "avg_pool1d",
-            "avg_pool2d",
-            "avg_pool3d",
-        ),
-        *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
-        *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d"),
-        *("avg_pool3d", "upsample_bicubic2d", "upsample_trilinear3d"),
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+        "new_zeros",
+        "new_ones",
+        "new_empty",
+        "new_full",
     ]
 )
+# takes only those of its second operand
+_LIKE_SECOND = frozenset({"view_as", "reshape_as", "expand_as", "type_as"})
+SPATIAL = frozenset(
+    [f"{op}{n}d" for op in ("avg_pool", "adaptive_avg_pool", "upsample_nearest") for n in (1, 2, 3)]
+    + ["_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]
+    + ["upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"]
+)
+"""Poolings and interpolations that are linear in space, each channel by itself."""
 
 
 def carriers(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
@@ -73,7 +80,17 @@ def is_zero(op: Op) -> bool:
     return op.short in _ZEROS
 
 
-def with_constant(graph: Graph, op: Op, axis: int, value: int) -> bool:
+def reads_numbers(op: Op, value: int) -> bool:
+    """Whether an op reads the numbers of an operand, and not only its shape or dtype."""
+    return op.short not in _SHAPE_ONLY and (op.short not in _LIKE_SECOND or op.inputs[0] == value)
+
+
+def argument(op: Op, place: int, name: str) -> Any:
+    """Return an argument that the program may have given by place or by name, or None."""
+    return op.args[place] if len(op.args) > place else op.kwargs.get(name)
+
+
+def _is_constant(graph: Graph, axis: int, value: int) -> bool:
     """Whether a tensor operand is one number along ``axis`` of the result that it is broadcast to."""
     shape = graph.values[value].shape
     return len(shape) < -axis or shape[axis] == 1
@@ -85,7 +102,7 @@ def _first(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
 
 def _dropped(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     """Carry a dropout that drops nothing."""
-    idle = _argument(op, 2, "train") is False or _argument(op, 1, "p") == 0
+    idle = argument(op, 2, "train") is False or argument(op, 1, "p") == 0
     return _first(graph, op, out, axis) if idle else None
 
 
@@ -113,7 +130,7 @@ def _product(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     if not all(isinstance(a, Ref) or _scalar(a) for a in args) or not tensors:
         return None
     size = graph.values[out].shape[axis]
-    wide = [i for i in tensors if not with_constant(graph, op, axis, i) or size == 1]
+    wide = [i for i in tensors if not _is_constant(graph, axis, i) or size == 1]
     if len(wide) != 1 or (op.short in ops.DIV and not (isinstance(args[0], Ref) and args[0].value == wide[0])):
         return None
     return ((wide[0], axis),)
@@ -123,7 +140,7 @@ def _moved(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     """Carry a view: the axis of the operand that the op leaves whole and in order, found by running it on an index."""
     source = op.inputs[0]
     shape = graph.values[source].shape
-    if len(op.inputs) != 1 and op.short not in ("type_as", "expand_as", "view_as", "reshape_as"):
+    if len(op.inputs) != 1 and op.short not in _LIKE_SECOND:
         return None
     place, size = op.outputs.index(out), graph.values[out].shape[axis]
     # the same axis first: the common case
@@ -226,7 +243,7 @@ def _reduced(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
 
 def _where(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     """Carry a choice between tokens."""
-    if len(op.args) != 3 or not isinstance(op.args[0], Ref) or not with_constant(graph, op, axis, op.args[0].value):
+    if len(op.args) != 3 or not isinstance(op.args[0], Ref) or not _is_constant(graph, axis, op.args[0].value):
         return None
     found: list[tuple[int, int]] = []
     for choice in op.args[1:]:
@@ -244,7 +261,7 @@ def _filled(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     mask, number = op.args[1], op.args[2]
     if isinstance(number, Ref):
         number = graph.values[number.value].scalar
-    if not isinstance(mask, Ref) or number != 0 or not with_constant(graph, op, axis, mask.value):
+    if not isinstance(mask, Ref) or number != 0 or not _is_constant(graph, axis, mask.value):
         return None
     return _first(graph, op, out, axis)
 
@@ -257,7 +274,7 @@ def _scattered(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     made = graph.producer(mask.value)
     while made is not None and made.short in ops.CAST and made.inputs:
         made = graph.producer(made.inputs[0])
-    if with_constant(graph, op, axis, mask.value):
+    if _is_constant(graph, axis, mask.value):
         return ((op.inputs[0], axis), (source.value, -1))
     whole = made is not None and made.short in ("expand", "expand_as") and graph.values[made.inputs[0]].shape[-1] == 1
     return ((op.inputs[0], axis), (source.value, -1)) if whole else None
@@ -297,24 +314,20 @@ def _bias(graph: Graph, argument: Any, axis: int) -> Carried:
     return ((argument.value, axis),) if isinstance(argument, Ref) else ()
 
 
-def _argument(op: Op, place: int, name: str) -> Any:
-    return op.args[place] if len(op.args) > place else op.kwargs.get(name)
-
-
 def _linear(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     if axis != -1 or len(graph.values[op.inputs[1]].shape) != 2:
         return None
-    return ((op.inputs[1], -2), *_bias(graph, _argument(op, 2, "bias"), -1))
+    return ((op.inputs[1], -2), *_bias(graph, argument(op, 2, "bias"), -1))
 
 
 def _convolved(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     """Carry the channels of a convolution that mixes all of them."""
     weight = op.inputs[1]
     ndim, transposed = len(graph.values[weight].shape), "transpose" in op.short
-    groups = _argument(op, 6, "groups")
+    groups = argument(op, 6, "groups")
     if axis != 1 - ndim or groups not in (None, 1) or len(graph.values[out].shape) != ndim:
         return None
-    return ((weight, 1 - ndim if transposed else -ndim), *_bias(graph, _argument(op, 2, "bias"), -1))
+    return ((weight, 1 - ndim if transposed else -ndim), *_bias(graph, argument(op, 2, "bias"), -1))
 
 
 def _multiplied(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
@@ -376,7 +389,7 @@ _RULES: dict[str, Callable[[Graph, Op, int, int], Carried | None]] = {
         ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolved
     ),
     **dict.fromkeys(ops.ATTENTION, _attended),
-    **dict.fromkeys(_SPATIAL, _spatial),
+    **dict.fromkeys(SPATIAL, _spatial),
     "stack": _stacked,
     "mean": _reduced,
     "sum": _reduced,

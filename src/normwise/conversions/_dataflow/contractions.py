@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normwise.conversions._dataflow.axes import carriers
+from normwise.conversions._dataflow.axes import argument, carriers
+from normwise.conversions._plan import Blocked
 from normwise.facts import vocabulary as ops
 from normwise.facts.flow import Flow
 from normwise.graph import Graph, Op, Ref, ValueKind
 
-__all__ = ["VIEWS", "Blocked", "Reader", "reader_at"]
+__all__ = ["VIEWS", "Reader", "reader_at"]
 
 _TRANSPOSES = frozenset({"t", "transpose", "permute", "mT", "numpy_T", "swapaxes", "swapdims"})
 _PARTS = frozenset({"select", "slice", "narrow", "split", "split_with_sizes", "chunk", "unbind"})
@@ -20,20 +21,6 @@ _TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose
 _CONVOLUTIONS = _TRANSPOSED | {"conv1d", "conv2d", "conv3d", "convolution"}
 _PRODUCTS = frozenset({"mm", "matmul", "bmm", "_grouped_mm"})
 _FUSED = frozenset({"addmm", "baddbmm"})
-
-
-class Blocked(Exception):
-    """Why a gain or bias cannot be folded.
-
-    Args:
-        why: as in ``Refusal``.
-        op: what stands in the way.
-        unblock: what would change the answer.
-    """
-
-    def __init__(self, why: str, op: Op | None = None, unblock: str | None = None) -> None:
-        super().__init__(why)
-        self.why, self.op, self.unblock = why, op, unblock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +94,7 @@ def reader_at(flow: Flow, op: Op, value: int, axis: int) -> Reader | None:
 def _contraction(graph: Graph, op: Op, value: int, axis: int) -> _Contraction | None:
     """Read an op as a sum of products over ``axis`` of ``value``."""
     if op.short == "linear" and op.args[0] == Ref(value) and axis == -1:
-        return _Contraction(weight=op.args[1].value, dim=-1, bias=_id(_argument(op, 2, "bias")))
+        return _Contraction(weight=op.args[1].value, dim=-1, bias=_id(argument(op, 2, "bias")))
     if op.short in _PRODUCTS:
         return _product(graph, op, op.args[0], op.args[1], value, axis)
     if op.short in _FUSED:
@@ -137,19 +124,15 @@ def _convolution(graph: Graph, op: Op, axis: int) -> _Contraction | None:
     if axis != 1 - ndim:
         return None
     whole = op.short == "convolution"  # as inference mode does not leave it: with all arguments
-    bias, groups = _id(_argument(op, 2, "bias")), _argument(op, 8 if whole else 6, "groups") or 1
+    bias, groups = _id(argument(op, 2, "bias")), argument(op, 8 if whole else 6, "groups") or 1
     if op.short in _TRANSPOSED or (whole and op.args[6]):
         # the channels lie along the first axis, group after group
         fixed = "a transposed convolution overlaps less at its borders"
         return _Contraction(weight=weight, dim=-ndim, bias=bias, fixed=fixed)
-    padding = _argument(op, 4, "padding") or 0
+    padding = argument(op, 4, "padding") or 0
     padded = padding == "same" or (padding != "valid" and any(padding if isinstance(padding, tuple) else (padding,)))
     fixed = "it pads with zeros where it would have to pad with the bias" if padded else None
     return _Contraction(weight=weight, dim=1 - ndim, bias=bias, groups=groups, fixed=fixed)
-
-
-def _argument(op: Op, place: int, name: str) -> Any:
-    return op.args[place] if len(op.args) > place else op.kwargs.get(name)
 
 
 def _id(argument: Any) -> int | None:

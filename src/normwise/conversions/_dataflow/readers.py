@@ -10,22 +10,19 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from normwise.conversions._dataflow.axes import carriers
-from normwise.conversions._dataflow.contractions import VIEWS, Blocked, Reader, reader_at
+from normwise.conversions._dataflow.axes import carriers, reads_numbers
+from normwise.conversions._dataflow.contractions import VIEWS, Reader, reader_at
+from normwise.conversions._plan import Blocked
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts
 from normwise.facts.norms import NormCall
 from normwise.facts.sites import Site
 from normwise.graph import Graph, Op, Ref
 
-__all__ = ["Blocked", "Reader", "Readers", "leaves", "readers_of"]
+__all__ = ["Reader", "Readers", "leaves", "readers_of"]
 
 _TRAILING = frozenset({"layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm"})
 _CHANNELS = frozenset({"group_norm", "native_group_norm", "instance_norm"})
-_SHAPE_ONLY = frozenset(
-    {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones"}
-    | {"new_empty", "new_full"}
-)
 # a vector that is the same at every position stays so; padding with zeros, sums and factors change it
 _STEADY = (ops.VIEW - {"pad", "constant_pad_nd"}) | {"cat", "concat", "stack", "mean"}
 
@@ -176,9 +173,9 @@ class _Walk:
 
     def _pass(self, op: Op) -> None:
         """Take one op that reads a value with the gain: a reader, a carrier, or an obstacle."""
-        if op.short in _SHAPE_ONLY or all(o in self.state for o in op.outputs):
+        held = [i for i in dict.fromkeys(op.inputs) if i in self.state and reads_numbers(op, i)]
+        if not held or all(o in self.state for o in op.outputs):
             return
-        held = [i for i in dict.fromkeys(op.inputs) if i in self.state]
         if len(held) == 1 and op.inputs.count(held[0]) == 1:
             reader = reader_at(self.facts.flow, op, held[0], self.state[held[0]].axis)
             if reader is not None:

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from normwise.conversions._dataflow.axes import carriers, is_zero
+from normwise.conversions._dataflow.axes import carriers, is_zero, reads_numbers
 from normwise.conversions._dataflow.idle import idle_parameters
 from normwise.conversions._dataflow.questions import Questions
 from normwise.conversions._edits import strange_hooks
@@ -34,22 +34,6 @@ __all__ = ["Cut", "Hook", "Obstacle", "ScaledWriter", "Streams", "centred_axis"]
 _NORM, _AT_OUTPUT, _AT_INPUT, _LATEST = 1_000_000, 1_001_000, 1_002_000, 999
 # what reads a value on the host: the program may go another way
 _ASKS = frozenset({"is_nonzero", "_local_scalar_dense", "item", "equal", "allclose"})
-# takes only the shape
-_SHAPE_ONLY = frozenset(
-    {
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-        "new_zeros",
-        "new_ones",
-        "new_empty",
-        "new_full",
-        "rand_like",
-    }
-)
-# takes the shape or dtype of all but its first operand
-_LIKE = frozenset({"view_as", "reshape_as", "expand_as", "type_as"})
 Seen = tuple[int, int, int]
 """A value along one axis as one call sees it: (value, axis, call)."""
 
@@ -235,8 +219,7 @@ class Streams:
         for call in self.hooked.get(value, ()):
             self._forbids(value, axis, call, None, "hook")
         for op in self.uses[value]:
-            like = op.short in _SHAPE_ONLY or (op.short in _LIKE and op.inputs[0] != value)
-            if like or self._is_norm_of(op, value, axis):
+            if not reads_numbers(op, value) or self._is_norm_of(op, value, axis):
                 continue
             carried = list(self._carried(op, value, axis))
             if op.short in _ASKS or len({out for out, _ in carried}) < sum(self._matters(out) for out in op.outputs):

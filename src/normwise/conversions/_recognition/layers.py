@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from normwise import layers
+from normwise.conversions._apply import tensors_of
 from normwise.conversions._recognition.renamed import rename
 from normwise.layers.scale_norm import SCALE
 from normwise.spec import Gate, NormSpec, Scope, Weight
@@ -181,10 +182,10 @@ def take_over(
             new.register_buffer(name, held, persistent=name not in old._non_persistent_buffers_set)
         if name != word or held.shape != made.shape:
             renamed[word] = (name, tuple(made.shape))
-    missing = [word for word in _tensors(new) if word not in names.values() and word not in creates]
+    missing = [word for word in tensors_of(new) if word not in names.values() and word not in creates]
     if missing:
         raise ValueError(f"{type(new).__name__} needs a {missing[0]}, which the module does not have")
-    device = next(iter(_tensors(old).values())).device if creates else None
+    device = next(iter(tensors_of(old).values())).device if creates else None
     for word in creates:
         made = new.get_buffer(word)
         new.register_buffer(word, torch.zeros(made.shape, dtype=made.dtype, device=device))
@@ -194,7 +195,3 @@ def take_over(
     if then:
         new.register_forward_hook(Then(then))
     new.train(old.training)
-
-
-def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

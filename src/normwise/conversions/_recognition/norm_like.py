@@ -9,27 +9,30 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from normwise.conversions._apply import tensors_of
+from normwise.conversions._edits import CALL_HOOKS
 from normwise.conversions._recognition.layers import Then
 from normwise.errors import NoNorm, NotKnown
 from normwise.layers._convention_probe import quiet
 from normwise.layers._norm_module import NormModule
 
-__all__ = ["HOOKS", "bare", "children_after", "further_arguments", "may_be_norm", "obstacle", "tensors_of"]
+__all__ = ["HOOKS", "bare", "children_after", "further_arguments", "may_be_norm", "obstacle"]
 
 HOOKS = (
-    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    *CALL_HOOKS,
     *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
 )
 _MOST_TENSORS = 5  # gain, shift, running mean and variance, count
 _CONTRACTIONS = frozenset(
     ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "embedding", "_embedding_bag")
 )
-_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)  # a fake one stands for a plain one of a large model
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -84,11 +87,6 @@ def _is_pointwise(module: nn.Module, shape: torch.Size) -> bool:
             continue
         return isinstance(y, torch.Tensor) and y.shape == (*leading, *shape) and not watch.contracts
     return False
-
-
-def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers by name."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def obstacle(module: nn.Module) -> str | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from normwise.conversions._apply import tensors_of
+from normwise.conversions._edits import SwapNorm
 from normwise.conversions._recognition.layers import Options, build, natural, take_over
 from normwise.conversions._recognition.norm_like import (
     HOOKS,
@@ -17,7 +19,6 @@ from normwise.conversions._recognition.norm_like import (
     further_arguments,
     may_be_norm,
     obstacle,
-    tensors_of,
 )
 from normwise.conversions._recognition.sameness import compare, layouts
 from normwise.errors import NoNorm, NotKnown
@@ -57,6 +58,24 @@ class Recognised:
     options: Options
     then: tuple[str, ...]
     how: str
+
+    def swap(self, path: str, *, spec: NormSpec | None = None, **changed: Any) -> SwapNorm:
+        """Return the edit that puts the layer, or another one, in the norm's place.
+
+        Args:
+            path: of the norm.
+            spec: of another layer.
+            changed: further fields of the edit. Tensors that it does not keep go.
+        """
+        told = {"shape": self.shape, "keeps": tuple(self.names), "layer": self.layer, "options": self.options}
+        told |= {"then": self.then, **changed}
+        return SwapNorm(
+            path=path,
+            spec=asdict(spec or self.spec),
+            names={word: self.names[word] for word in told["keeps"] if self.names[word] != word},
+            drops=tuple(name for word, name in self.names.items() if word not in told["keeps"]),
+            **told,
+        )
 
 
 class Recogniser:

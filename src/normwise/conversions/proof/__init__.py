@@ -20,6 +20,7 @@ from torch import nn
 
 from normwise.conversions._plan import Plan
 from normwise.conversions.proof import model_gates, structure_gate, twin_gate
+from normwise.conversions.proof.model_gates import reload_gate as reload_gate
 from normwise.conversions.proof.subject import EXACT as EXACT
 from normwise.conversions.proof.subject import Gate as Gate
 from normwise.conversions.proof.subject import Subject
@@ -133,17 +134,6 @@ def prove(
     ]
     gates = (*checked, Gate("reload", None, {}, _NOTHING_SAVED))
     return Proof(conversion=plan.conversion, target=target.name, gates=gates, exact=plan.exact)
-
-
-def reload_gate(load: Callable[[], nn.Module], converted: nn.Module, target: Target) -> Gate:
-    """Return the gate of a saved model: the same keys and tensors, and bit for bit the same outputs.
-
-    Args:
-        load: loads what was written, as its user will.
-        converted: the model in memory.
-        target: gives the inputs.
-    """
-    return model_gates.reload(load, converted, target)
 
 
 def _gate_json(gate: Gate) -> dict[str, Any]:

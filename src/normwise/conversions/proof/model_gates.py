@@ -16,7 +16,7 @@ from normwise.graph.guard import as_found
 from normwise.rendering import both
 from normwise.targets import Target
 
-__all__ = ["dtype", "reload", "weights"]
+__all__ = ["dtype", "reload_gate", "weights"]
 
 
 def weights(subject: Subject) -> Gate:
@@ -138,8 +138,8 @@ def _answers(expected: Outputs, own: Outputs, new: Outputs) -> dict[str, float]:
 # -- reload ----------------------------------------------------------------------------------
 
 
-def reload(load: Callable[[], nn.Module], converted: nn.Module, target: Target) -> Gate:
-    """Load a saved model and compare it with the one in memory, bit by bit.
+def reload_gate(load: Callable[[], nn.Module], converted: nn.Module, target: Target) -> Gate:
+    """Return the gate of a saved model: the same keys and tensors, and bit for bit the same outputs.
 
     Args:
         load: loads what was written, as its user will.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from normwise.conversions.proof.subject import Gate
-from normwise.rendering import both, in_language
+from normwise.rendering import both, clean, in_language
 from normwise.rendering.numbers import number
 from normwise.rendering.tables import Column, by_terminal, draw, pairs, plain_ascii, table
 from normwise.rendering.tables import text as safe
@@ -17,7 +17,7 @@ from normwise.rendering.tables import text as safe
 if TYPE_CHECKING:
     from normwise.conversions.proof import Proof
 
-__all__ = ["html", "markdown", "text"]
+__all__ = ["cell", "html", "markdown", "text"]
 
 _HEADINGS = (both("gate", "关卡"), both("verdict", "结论"), both("figures", "数值"), both("what it rests on", "依据"))
 _VERDICTS = {
@@ -62,12 +62,12 @@ def markdown(proof: Proof, *, lang: str) -> str:
     """Return a Markdown table with a sentence above it."""
     said = in_language(_summary(proof)[0], lang)
     rows = [_HEADINGS, *(_row(gate) for gate in proof.gates)]
-    cells = [[_escaped(in_language(cell, lang)) for cell in row] for row in rows]
+    cells = [[cell(in_language(said, lang)) for said in row] for row in rows]
     for gate, row in zip(proof.gates, cells[1:], strict=True):
-        row.insert(2, _escaped(_figures(gate, lang)))
+        row.insert(2, cell(_figures(gate, lang)))
     lines = [cells[0], ["---"] * len(_HEADINGS), *cells[1:]]
     table_lines = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"**{proof.conversion}**, {_escaped(proof.target)}: {said}\n\n{table_lines}\n"
+    return f"**{proof.conversion}**, {cell(proof.target)}: {said}\n\n{table_lines}\n"
 
 
 def html(proof: Proof) -> str:
@@ -104,5 +104,6 @@ def _spelled(value: Any) -> str:
     return str(value) if isinstance(value, int) else number(value, 2)
 
 
-def _escaped(cell: str) -> str:
-    return str(cell).replace("|", "\\|").replace("\n", " ")
+def cell(text: object) -> str:
+    """Return a text as it may stand in a cell of a Markdown table."""
+    return clean(text).replace("|", "\\|").replace("<", "&lt;")

@@ -10,17 +10,17 @@ from typing import Any
 
 from torch import nn
 
-from normwise.conversions._apply import apply_to_model
+from normwise.conversions._apply import apply_to_model, has_storage
 from normwise.conversions._plan import Plan
 from normwise.conversions.proof.compare import Outputs, centred, floats_in, ratios
 from normwise.conversions.proof.double import double, doubled, in_double
-from normwise.conversions.proof.twin import fits, has_storage
+from normwise.conversions.proof.twin import fits
 from normwise.facts.facts import Facts
 from normwise.facts.records import NormSite
 from normwise.rendering import both
 from normwise.targets import Target
 
-__all__ = ["EXACT", "NOT_EXACT", "Gate", "Subject", "run_double", "said"]
+__all__ = ["EXACT", "NOT_EXACT", "Gate", "Subject", "run_copy", "run_double", "said"]
 
 EXACT = 1e-10
 """Largest relative difference in float64: right conversions make up to 6e-15, wrong ones 3.7e-2 and more."""
@@ -105,6 +105,11 @@ def run_double(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     args, kwargs = in_double((args, dict(kwargs)))
     with double():
         return floats_in(model(*args, **kwargs))
+
+
+def run_copy(model: nn.Module, target: Target) -> Outputs:
+    """Return what a copy of a model computes wholly in float64 on the inputs of a target."""
+    return run_double(doubled(copy.deepcopy(model)).eval(), target.args, target.kwargs)
 
 
 def said(error: Exception) -> str:

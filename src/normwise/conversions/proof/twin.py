@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,18 +19,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from normwise.conversions._apply import tensors_of
-from normwise.conversions._arithmetic import holds_numbers
+from normwise.conversions._apply import has_storage, tensors_of
 from normwise.conversions._plan import Plan
 from normwise.conversions.proof.double import doubled
 from normwise.errors import NotKnown
 from normwise.facts import running
 from normwise.facts.facts import Facts
 from normwise.facts.records import NormSite
+from normwise.facts.state_dicts import pattern
 from normwise.rendering import both
 from normwise.targets import Target
 
-__all__ = ["Twin", "calibrate", "fits", "free_memory", "has_storage", "norms_of", "redraw", "scaled_to", "twin_of"]
+__all__ = ["Twin", "calibrate", "fits", "free_memory", "norms_of", "redraw", "scaled_to", "twin_of"]
 
 _SEED = 20261129
 _SMALL = 64_000_000  # parameters: 2 GB for the twin, the same at the size of eps, and their conversions
@@ -39,7 +38,6 @@ _GAINS, _BIASES, _MEAN = 0.4, 0.5, 0.5  # of gains and biases the spread; of oth
 _LEAST = 0.3  # mean of a vector of one number, such as a LayerScale of 1e-6: what it scales must show
 _SMALLEST = 0.5  # spread of a matrix, in that which keeps the size of what it is applied to
 _NOTHING = 1e-2  # a vector below is a fresh bias
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +79,6 @@ def twin_of(plan: Plan, target: Target, norms: tuple[NormSite, ...], replan: Cal
         if stored and fits(target.model):
             return _copied(plan, target, norms)
         raise
-
-
-def has_storage(model: nn.Module) -> bool:
-    """Whether a model holds numbers: neither meta nor fake tensors."""
-    return all(map(holds_numbers, tensors_of(model).values()))
 
 
 def fits(model: nn.Module, copies: int = 2) -> bool:
@@ -169,21 +162,17 @@ def _signature(plan: Plan, model: nn.Module) -> set[object]:
 
     A kind is marked where the plan covers all of its tensors: a plan that forgets one block has another signature.
     """
-    totals = Counter(_kind(name) for name in tensors_of(model))
-    covered = Counter(_kind(key) for recipe in plan.recipes for key in recipe.keys)
+    totals = Counter(pattern(name) for name in tensors_of(model))
+    covered = Counter(pattern(key) for recipe in plan.recipes for key in recipe.keys)
     tensors: set[object] = {
         (
-            tuple(sorted(map(_kind, recipe.keys))),
-            tuple((step.function, tuple(map(_kind, step.reads))) for step in recipe.steps),
-            all(covered[_kind(key)] == totals[_kind(key)] for key in recipe.keys),
+            tuple(sorted(map(pattern, recipe.keys))),
+            tuple((step.function, tuple(map(pattern, step.reads))) for step in recipe.steps),
+            all(covered[pattern(key)] == totals[pattern(key)] for key in recipe.keys),
         )
         for recipe in plan.recipes
     }
-    return tensors | {(edit.kind, _kind(edit.path)) for edit in plan.edits}
-
-
-def _kind(path: str) -> str:
-    return _NUMBER.sub("#", path)
+    return tensors | {(edit.kind, pattern(edit.path)) for edit in plan.edits}
 
 
 # -- redrawing -------------------------------------------------------------------------------

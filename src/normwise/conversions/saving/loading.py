@@ -18,7 +18,7 @@ from normwise.conversions.saving.checkpoint import Checkpoint
 from normwise.conversions.saving.names import Names
 from normwise.errors import TargetError
 
-__all__ = ["MANIFEST", "VARIANT", "load", "load_edited", "load_pretrained", "load_tensors", "read_manifest"]
+__all__ = ["MANIFEST", "VARIANT", "load", "load_edited", "load_pretrained", "read_manifest"]
 
 MANIFEST = "normwise.json"
 VARIANT = "normwise"  # of the weight files: the stock class must not find them
@@ -103,7 +103,7 @@ def load_edited(
         for edit in edits:
             edit.apply(model)
         assert folder is not None
-        load_tensors(model, Checkpoint.open(folder))
+        _load_tensors(model, Checkpoint.open(folder))
         return model
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -138,7 +138,7 @@ def load_pretrained(cls: type[nn.Module], folder: Path | None, **options: Any) -
     return model.eval()
 
 
-def load_tensors(model: nn.Module, checkpoint: Checkpoint) -> None:
+def _load_tensors(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Put the tensors of a checkpoint into a model; of a tied tensor one name is enough.
 
     Raises:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from normwise.conversions.proof import Proof
+from normwise.conversions.proof.report import cell
 from normwise.conversions.saving.output import Output, is_transformers
 from normwise.conversions.saving.publishing import write_text
-from normwise.rendering import clean
 
-__all__ = ["REPORT", "markdown", "read_report", "record", "write_manifest", "write_report"]
+__all__ = ["markdown", "read_report", "record", "write_manifest", "write_report"]
 
 REPORT = "normwise_report.json"
 _NOT_VERIFIED = "not verified: loading it again and comparing was left out (--no-verify, verify=False)"
@@ -93,9 +93,9 @@ def markdown(report: Mapping[str, Any], proof: Proof | None) -> str:
     parts += [] if report["verified"] else [f"**{_NOT_VERIFIED}**"]
     parts += [] if proof is None else [proof.to_markdown().strip()]
     if report["notes"]:
-        parts += ["## Notes", "\n".join(f"- {_cell(note)}" for note in report["notes"])]
+        parts += ["## Notes", "\n".join(f"- {cell(note)}" for note in report["notes"])]
     if report["not_copied"]:
-        parts += ["## Not copied", "\n".join(f"- {_cell(name)}" for name in report["not_copied"])]
+        parts += ["## Not copied", "\n".join(f"- {cell(name)}" for name in report["not_copied"])]
     parts += _section("SHA-256 of the source", ("file", "hash"), list(report["source"].items()))
     parts += _section("SHA-256 of the weights", ("file", "hash"), list(report["files"].items()))
     return "\n\n".join(parts) + "\n"
@@ -104,18 +104,14 @@ def markdown(report: Mapping[str, Any], proof: Proof | None) -> str:
 def _sentence(report: Mapping[str, Any]) -> str:
     made = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
     options = ", ".join(f"{name}={value}" for name, value in report["options"].items()) or "none"
-    return f"Format `{report['format']}`, options: {_cell(options)}. Written with {made}."
+    return f"Format `{report['format']}`, options: {cell(options)}. Written with {made}."
 
 
 def _section(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     if not rows:
         return []
-    lines = [heads, ("---",) * len(heads), *(tuple(map(_cell, row)) for row in rows)]
+    lines = [heads, ("---",) * len(heads), *(tuple(map(cell, row)) for row in rows)]
     return [f"## {title}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
-
-
-def _cell(text: str) -> str:
-    return clean(text).replace("|", "\\|").replace("<", "&lt;")
 
 
 def _version(name: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from normwise.conversions._targets import loaded
 from normwise.conversions.proof import prove
 from normwise.conversions.proof.compare import gap, ratios
 from normwise.conversions.proof.double import doubled
-from normwise.conversions.proof.subject import EXACT, run_double
+from normwise.conversions.proof.subject import EXACT, run_copy
 from normwise.conversions.proof.twin import free_memory
 from normwise.conversions.saving import formats
 from normwise.conversions.saving.checkpoint import Checkpoint
@@ -64,8 +63,8 @@ def plans(
         ValueError: no such conversion, or an option it does not take.
     """
     names = conversions.names() if name is None else (name,)
-    for each in names if name is not None else ():
-        _check_options(each, options)
+    if name is not None:
+        conversions.check_options(name, options)
     source = _source(text)
     _written_by(source)
     advance("loading", 0, 0)
@@ -114,8 +113,7 @@ def run(
         TargetError: the target cannot be loaded.
         ValueError: of an option, or of the output, see ``publishing.check_output``.
     """
-    conversion = conversions.get(name)
-    _check_options(name, options)
+    conversion = conversions.check_options(name, options)
     if format is not None:
         formats.get(format)
     source = _source(text)
@@ -170,11 +168,8 @@ def compare(first: str, second: str, *, inputs: str | None = None) -> dict[str, 
         ConversionRefused: they do not return the same outputs.
     """
     target, other = _opened(first, inputs), _opened(second, inputs)
-    moved = _rounded_anew(target.model)
-    models = (target.model, other.model, moved)
-    ours, theirs, noisy = (
-        run_double(doubled(copy.deepcopy(model)).eval(), target.args, target.kwargs) for model in models
-    )
+    models = (target.model, other.model, _rounded_anew(target.model))
+    ours, theirs, noisy = (run_copy(model, target) for model in models)
     if ours.keys() != theirs.keys():
         raise ConversionRefused([f"the outputs are not the same: {sorted(ours)} and {sorted(theirs)}"])
     apart, noise = gap(ours, theirs), gap(ours, noisy)
@@ -225,18 +220,6 @@ def _written_by(source: Path | None, but: str = "") -> dict[str, Any] | None:
     if report["format"] != "stock":
         raise ConversionRefused([f"{source} was written by {report['conversion']} already; convert the original"])
     return None
-
-
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    known = [
-        key
-        for key, each in inspect.signature(conversions.get(name).plan).parameters.items()
-        if each.kind is each.KEYWORD_ONLY
-    ]
-    for option in options:
-        if option not in known:
-            takes = f"its options are {', '.join(known)}" if known else "it takes none"
-            raise ValueError(f"{name} takes no option {option!r}: {takes}")
 
 
 def _fits(source: Path) -> bool:

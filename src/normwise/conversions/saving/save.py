@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,8 +12,7 @@ from torch import nn
 from normwise.conversions._plan import Plan
 from normwise.conversions.proof import Proof, reload_gate
 from normwise.conversions.proof.compare import gap
-from normwise.conversions.proof.double import doubled
-from normwise.conversions.proof.subject import EXACT, run_double
+from normwise.conversions.proof.subject import EXACT, run_copy
 from normwise.conversions.saving import formats
 from normwise.conversions.saving.checkpoint import PICKLES, Checkpoint
 from normwise.conversions.saving.loading import MANIFEST
@@ -22,7 +20,7 @@ from normwise.conversions.saving.output import Output, is_transformers
 from normwise.conversions.saving.publishing import check_output, copy_file, published
 from normwise.conversions.saving.report import read_report, record, write_manifest, write_report
 from normwise.conversions.saving.streaming import stream
-from normwise.conversions.saving.weights import SHARD_SIZE, Shard, Weights, in_memory
+from normwise.conversions.saving.weights import SHARD_SIZE, in_memory
 from normwise.errors import ConversionRefused
 from normwise.targets import folder
 
@@ -129,7 +127,7 @@ def _save(
         raise ConversionRefused([f"the format {name}: {why}"])
     if alone and (name != "safetensors" or output.weights.index_name is not None):
         raise ValueError(f"{out} names one file, and what is written is a folder: give the name of a folder")
-    weights = _for_file(output.weights, out) if alone else output.weights.renamed(form.file_name)
+    weights = output.weights.renamed((lambda _: out.name) if alone else form.file_name)
     sources = output.sources()
     check_output(out, sources, force=force)
     hashes = _hashes(output)
@@ -170,19 +168,12 @@ def _verified(converted: Converted, form: ModuleType, output: Output, temporary:
     target, expected = converted.target, converted.model
     if hasattr(form, "expected"):  # norms of its own, whose last bits differ from ours
         expected = form.expected(expected, output)
-        models = (doubled(copy.deepcopy(model)).eval() for model in (converted.model, expected))
-        ours, its = (run_double(model, target.args, target.kwargs) for model in models)
-        if (apart := gap(ours, its)) > EXACT:
+        if (apart := gap(run_copy(converted.model, target), run_copy(expected, target))) > EXACT:
             raise ConversionRefused([f"the norms of this format compute something else, {apart:.2g} in float64"])
     gate = reload_gate(lambda: form.load(temporary, output, target.model), expected, target)
     if gate.passed is False:
         raise ConversionRefused([f"what was written is not what was converted, nothing was kept: {gate.why}"])
     return converted.proof.with_gate(gate)
-
-
-def _for_file(weights: Weights, out: Path) -> Weights:
-    shard = weights.shards[0]
-    return Weights(shards=(Shard(name=out.name, tensors=shard.tensors, metadata=shard.metadata),))
 
 
 def _hashes(output: Output) -> Mapping[str, str]:

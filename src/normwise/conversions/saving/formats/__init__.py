@@ -1,8 +1,9 @@
 """Formats of a converted model on disk: one module each.
 
-A format has a docstring (its page), ``refusal(output) -> str | None`` (what it cannot hold), ``finish(folder,
-output)`` (what it writes beside the weights), and ``load(folder, output)`` (the loader its users will use, for the
-reload gate). ``FILE_NAME`` says how it names weight files.
+A format has a docstring (its page), ``refusal(output) -> str | None`` (what it cannot hold), ``file_name(name)`` (what
+it calls a weight file of the source), ``finish(folder, output)`` (what it writes beside the weights), and
+``load(folder, output, original)`` (the loader its users will use, for the reload gate). It may have ``NOTE``, a
+sentence for the report, and ``expected(converted, output)``, what is loaded where that has norms of its own.
 """
 
 from __future__ import annotations

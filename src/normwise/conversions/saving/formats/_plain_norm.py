@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import nn
@@ -98,9 +97,7 @@ def plain_swap(edit: SwapNorm) -> SwapPlainNorm:
     for name in ("creates", "options", "names", "then"):
         if getattr(edit, name):
             raise ValueError(f"{edit.path}: a norm with {name}={getattr(edit, name)!r} is beyond the plain one")
-    told: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in edit.spec.items()}
-    spec = NormSpec(**told)
-    usual = NormSpec()
+    spec, usual = edit.norm_spec, NormSpec()
     odd = [f.name for f in fields(NormSpec) if f.name not in _HELD and getattr(spec, f.name) != getattr(usual, f.name)]
     if spec.scope is not Scope.HIDDEN or spec.kind not in (Kind.LAYER, Kind.RMS):
         odd.append("scope" if spec.scope is not Scope.HIDDEN else "statistic")
