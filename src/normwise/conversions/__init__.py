@@ -7,15 +7,15 @@ applied to a copy of the model, to a state dict, or to a checkpoint shard by sha
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Mapping
 from difflib import get_close_matches
-from inspect import signature
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from normwise._parts import collect
+from normwise.conversions import _options
 from normwise.conversions import fold_affine as fold_affine
 from normwise.conversions import fold_batch_norm as fold_batch_norm
 from normwise.conversions import post_to_pre as post_to_pre
@@ -98,19 +98,15 @@ def plan(name: str, model: str | nn.Module | Target, inputs: Any = None, **optio
     return conversion.plan(Facts(whole_target(model, inputs), effort="full"), **options)
 
 
-def check_options(name: str, options: Iterable[str]) -> ModuleType:
+def check_options(name: str, options: Mapping[str, Any]) -> ModuleType:
     """Return a conversion that takes the options.
 
     Raises:
-        ValueError: it does not; those that it takes are given.
+        ValueError: no such conversion, or it has no such option.
+        TypeError: the value of an option is of another type.
     """
     part = get(name)
-    taken = [option for option in signature(part.plan).parameters if option != "facts"]
-    for option in options:
-        if option not in taken:
-            near = get_close_matches(option, taken, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(taken) or 'none'}"
-            raise ValueError(f"{name} has no option {option!r}: {hint}")
+    _options.check_options(name, part, options)
     return part
 
 

@@ -22,6 +22,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # what runs the tracer; our own layers and models are user code like anybody's
 _MACHINERY = tuple(os.path.join(_PACKAGE, name) for name in ("graph", "facts", "checkup", "targets", "cli"))
+_TRACER = os.path.join(_PACKAGE, "graph", "trace.py")  # calls the model
 _ROOTS = tuple(sorted({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}, key=len, reverse=True))
 
 
@@ -85,7 +86,7 @@ class CallStack:
 
 
 class SourceFinder:
-    """Finds the innermost frame outside torch and normwise's tracer."""
+    """Finds the innermost frame of the model outside torch; what called the tracer is none of the model's."""
 
     def __init__(self) -> None:
         self._is_user: dict[CodeType, bool] = {}
@@ -101,6 +102,8 @@ class SourceFinder:
                 name = code.co_filename
                 user = not name.startswith((_TORCH, *_MACHINERY, "<")) and "importlib" not in name
                 self._is_user[code] = user
+            if code.co_filename == _TRACER:
+                return None
             if user:
                 key = (code, frame.f_lineno)
                 if key not in self._sources:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 
-from normwise.conversions._dataflow.axes import SPATIAL, reads_numbers
+from normwise.conversions._dataflow.axes import SPATIAL
+from normwise.conversions._dataflow.operands import reads_numbers
 from normwise.conversions._edits import strange_hooks
 from normwise.conversions._plan import Blocked
 from normwise.errors import NotKnown

@@ -8,44 +8,20 @@ op never carries.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
-import torch
-
+from normwise.conversions._dataflow.operands import argument
+from normwise.conversions._dataflow.views import Carried, moved
 from normwise.facts import vocabulary as ops
-from normwise.facts.replay import op_function
 from normwise.graph import Graph, Op, Ref
 
-__all__ = ["SPATIAL", "Carried", "argument", "carriers", "is_zero", "reads_numbers"]
-
-Carried = tuple[tuple[int, int], ...]
-"""Operands by value id, with the axis of each."""
+__all__ = ["SPATIAL", "carriers", "is_zero"]
 
 # the same elements moved to other places, none along the axis; found by running the op on an index
 _MOVES = ops.VIEW - {"gather", "index", "index_select", "masked_select", "take_along_dim", "as_strided"}
 _SAME = ops.CAST | {"neg", "negative"}
 _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros", "zero"})
-_LARGEST_PROBE = 2**22  # elements of a view that is run on an index
-# takes only the shape, dtype and device of what it is given
-_SHAPE_ONLY = frozenset(
-    [
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-        "rand_like",
-        "randn_like",
-        "new_zeros",
-        "new_ones",
-        "new_empty",
-        "new_full",
-    ]
-)
-# takes only those of its second operand
-_LIKE_SECOND = frozenset({"view_as", "reshape_as", "expand_as", "type_as"})
 SPATIAL = frozenset(
     [f"{op}{n}d" for op in ("avg_pool", "adaptive_avg_pool", "upsample_nearest") for n in (1, 2, 3)]
     + ["_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]
@@ -62,7 +38,7 @@ def carriers(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
         return None
     rule = _RULES.get(op.short)
     if rule is None and op.short in _MOVES:
-        rule = _moved
+        rule = moved
     found = rule(graph, op, out, axis) if rule is not None else None
     if found is None:
         return None
@@ -78,16 +54,6 @@ def carriers(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
 def is_zero(op: Op) -> bool:
     """Whether an op makes zeros, which have a mean of zero along every axis."""
     return op.short in _ZEROS
-
-
-def reads_numbers(op: Op, value: int) -> bool:
-    """Whether an op reads the numbers of an operand, and not only its shape or dtype."""
-    return op.short not in _SHAPE_ONLY and (op.short not in _LIKE_SECOND or op.inputs[0] == value)
-
-
-def argument(op: Op, place: int, name: str) -> Any:
-    """Return an argument that the program may have given by place or by name, or None."""
-    return op.args[place] if len(op.args) > place else op.kwargs.get(name)
 
 
 def _is_constant(graph: Graph, axis: int, value: int) -> bool:
@@ -134,79 +100,6 @@ def _product(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     if len(wide) != 1 or (op.short in ops.DIV and not (isinstance(args[0], Ref) and args[0].value == wide[0])):
         return None
     return ((wide[0], axis),)
-
-
-def _moved(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
-    """Carry a view: the axis of the operand that the op leaves whole and in order, found by running it on an index."""
-    source = op.inputs[0]
-    shape = graph.values[source].shape
-    if len(op.inputs) != 1 and op.short not in _LIKE_SECOND:
-        return None
-    place, size = op.outputs.index(out), graph.values[out].shape[axis]
-    # the same axis first: the common case
-    for at in sorted(range(-len(shape), 0), key=lambda a: a != axis):
-        if shape[at] == size and _lands(graph, op, shape, at, place, axis):
-            return ((source, at),)
-    return None
-
-
-def _lands(graph: Graph, op: Op, shape: tuple[int, ...], at: int, place: int, axis: int) -> bool:
-    shapes = tuple(graph.values[i].shape for i in op.inputs)
-    return _probe(_Probe(op, shapes), shape, at, place, axis)
-
-
-class _Probe:
-    """An op with the shapes of its operands, equal to others of the same code."""
-
-    def __init__(self, op: Op, shapes: tuple[tuple[int, ...], ...]) -> None:
-        self.op, self.shapes = op, shapes
-        self.key = (op.name, op.overload, repr([_bare(a) for a in op.args]), repr(op.kwargs), shapes)
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Probe) and self.key == other.key
-
-    def run(self, index: torch.Tensor) -> list[torch.Tensor]:
-        given = iter([index, *(torch.empty(s, device="meta") for s in self.shapes[1:])])
-
-        def plain(item: Any) -> Any:
-            if isinstance(item, Ref):
-                return next(given)
-            if isinstance(item, (list, tuple)):
-                return [plain(i) for i in item]
-            return torch.device("cpu") if isinstance(item, torch.device) else item
-
-        kwargs = {k: plain(v) for k, v in self.op.kwargs.items() if k not in ("dtype", "device")}
-        result = op_function(self.op)(*[plain(a) for a in self.op.args], **kwargs)
-        return list(result) if isinstance(result, (list, tuple)) else [result]
-
-
-def _bare(item: Any) -> Any:
-    if isinstance(item, Ref):
-        return "tensor"
-    return [_bare(i) for i in item] if isinstance(item, (list, tuple)) else item
-
-
-@lru_cache(maxsize=4096)
-def _probe(probe: _Probe, shape: tuple[int, ...], at: int, place: int, axis: int) -> bool:
-    """Whether an index along ``at`` of the operand comes out as an index along ``axis``, or as zeros (padding)."""
-    if math.prod(shape) > _LARGEST_PROBE:
-        return False
-    size = shape[at]
-    along = [1] * len(shape)
-    along[at] = size
-    index = torch.arange(1.0, size + 1).reshape(along).expand(shape)
-    try:
-        made = probe.run(index)[place]
-    except (RuntimeError, NotImplementedError, TypeError, AttributeError, StopIteration):
-        return False
-    if made.dim() < -axis or made.shape[axis] != size:
-        return False
-    rows = made.movedim(axis, -1)
-    want = torch.arange(1.0, size + 1)
-    return bool(((rows == want).all(-1) | (rows == 0).all(-1)).all())
 
 
 def _joined(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normwise.conversions._dataflow.axes import argument, carriers
+from normwise.conversions._dataflow.axes import carriers
+from normwise.conversions._dataflow.operands import argument
 from normwise.conversions._plan import Blocked
 from normwise.facts import vocabulary as ops
 from normwise.facts.flow import Flow

@@ -10,8 +10,9 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from normwise.conversions._dataflow.axes import carriers, reads_numbers
+from normwise.conversions._dataflow.axes import carriers
 from normwise.conversions._dataflow.contractions import VIEWS, Reader, reader_at
+from normwise.conversions._dataflow.operands import reads_numbers
 from normwise.conversions._plan import Blocked
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts

@@ -16,8 +16,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from normwise.conversions._dataflow.axes import carriers, is_zero, reads_numbers
+from normwise.conversions._dataflow.axes import carriers, is_zero
 from normwise.conversions._dataflow.idle import idle_parameters
+from normwise.conversions._dataflow.operands import reads_numbers
 from normwise.conversions._dataflow.questions import Questions
 from normwise.conversions._edits import strange_hooks
 from normwise.facts import vocabulary as ops

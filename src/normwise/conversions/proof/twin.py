@@ -142,8 +142,8 @@ def _small_target(target: Target) -> Target:
     if not hasattr(config, "model_type"):
         raise NotKnown(
             both(
-                "needs a model of at most 64 million parameters, or of transformers, to make a twin of it",
-                "需要不超过 6400 万参数的模型或 transformers 模型，才能造出孪生模型",
+                "needs a model with weights and at most 64 million parameters, or of transformers, to make a twin of it",
+                "需要带权重且不超过 6400 万参数的模型或 transformers 模型，才能造出孪生模型",
             )
         )
     try:

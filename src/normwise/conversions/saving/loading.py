@@ -100,8 +100,12 @@ def load_edited(
     edits = tuple(edits)
     if isinstance(base, nn.Module):
         model = copy.deepcopy(base)
-        for edit in edits:
-            edit.apply(model)
+        try:
+            for edit in edits:
+                edit.apply(model)
+        except (AttributeError, TypeError, ValueError) as error:
+            unlike = f"the model given, a {type(model).__name__}, is not built as the one that was converted"
+            raise TargetError(f"{folder}: {unlike}: {error}; build it as it was then") from error
         assert folder is not None
         _load_tensors(model, Checkpoint.open(folder))
         return model

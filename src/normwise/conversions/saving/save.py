@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from normwise.conversions._apply import has_storage
 from normwise.conversions._plan import Plan
 from normwise.conversions.proof import Proof, reload_gate
 from normwise.conversions.proof.compare import gap
@@ -101,8 +102,16 @@ def save_converted(
         verify: load it again and compare.
         shard_size: bytes of a file, at most.
         advance: see there.
+
+    Raises:
+        ConversionRefused: see there; or the model holds no numbers.
+        TypeError: ``shard_size`` is no whole number.
     """
     model, name = converted.model, converted.target.name
+    if not has_storage(model):
+        raise ConversionRefused([f"{name} holds no numbers to save: load its weights first, or convert its checkpoint"])
+    if not isinstance(shard_size, int):
+        raise TypeError(f"shard_size={shard_size!r}: give a number of bytes")
     others = Path(name.removeprefix("hf:")).expanduser() if folder.claims(name) else None
     tied = not is_transformers(model) or getattr(model.config, "tie_word_embeddings", False)
     weights = in_memory(model.state_dict(), shard_size, share=bool(tied))
