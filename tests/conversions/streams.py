@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -120,8 +122,8 @@ class UnbiasedNorm(nn.Module):
 class OffsetNorm(nn.LayerNorm):
     """Nemotron's LN1p."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, self.normalized_shape, self.weight + 1, self.bias, self.eps)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(input, self.normalized_shape, self.weight + 1, self.bias, self.eps)
 
 
 class Model(nn.Module):
@@ -131,13 +133,13 @@ class Model(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, SIZE)
         self.positions = nn.Parameter(torch.randn(1, TOKENS, SIZE))
-        self.blocks = nn.ModuleList(blocks)
-        self.final = nn.LayerNorm(SIZE) if final else nn.Identity()
+        self.blocks: Any = nn.ModuleList(blocks)
+        self.final: nn.Module = nn.LayerNorm(SIZE) if final else nn.Identity()
         self.head = nn.Linear(SIZE, VOCABULARY, bias=False)
         if tied:
             self.head.weight = self.tokens.weight
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor) -> Any:
         x = self.tokens(ids) + self.positions[:, : ids.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -226,7 +228,7 @@ class Patches(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(3, SIZE, 4, stride=4)
         self.cls = nn.Parameter(torch.randn(1, 1, SIZE))
-        self.register_buffer("positions", torch.randn(1, 5, SIZE))
+        self.positions = nn.Buffer(torch.randn(1, 5, SIZE))
         self.blocks, self.final, self.head = nn.ModuleList([Block(), Block()]), nn.LayerNorm(SIZE), nn.Linear(SIZE, 7)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -241,8 +243,8 @@ class ChannelsFirst(nn.Module):
     """A norm over channels whose module moves them to the end and back (ConvNeXt)."""
 
     class Norm(nn.LayerNorm):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def __init__(self) -> None:
         super().__init__()

@@ -302,9 +302,11 @@ def test_gain_and_bias_can_go_into_the_readers_as_well(make: Any, options: dict[
 
 def test_an_expert_that_got_no_token_is_centred_like_its_siblings() -> None:
     class Routed(s.Block):
+        choice = torch.tensor([0, 1] * s.TOKENS)
+
         def __init__(self) -> None:
             super().__init__()
-            self.experts = nn.ModuleList(s.MLP() for _ in range(4))
+            self.experts: Any = nn.ModuleList(s.MLP() for _ in range(4))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             rows = self.norm(x).flatten(0, 1)
@@ -315,7 +317,6 @@ def test_an_expert_that_got_no_token_is_centred_like_its_siblings() -> None:
             return x + total.view_as(x)
 
     model = s.Model(Routed(), Routed()).double().eval()
-    Routed.choice = torch.tensor([0, 1] * s.TOKENS)
     redraw(model, norms_of(target(model, s.ids())))
     plan = conversions.plan("rms-norm", model, s.ids())
     converted = copy.deepcopy(model)

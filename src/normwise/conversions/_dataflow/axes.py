@@ -72,8 +72,8 @@ def _dropped(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     return _first(graph, op, out, axis) if idle else None
 
 
-def _scalar(argument: Any) -> bool:
-    return isinstance(argument, (int, float)) and not isinstance(argument, bool)
+def _scalar(item: Any) -> bool:
+    return isinstance(item, (int, float)) and not isinstance(item, bool)
 
 
 def _sum(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
@@ -203,14 +203,15 @@ def _embedded(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     return ((op.inputs[0], -1),) if axis == -1 else None
 
 
-def _bias(graph: Graph, argument: Any, axis: int) -> Carried:
-    return ((argument.value, axis),) if isinstance(argument, Ref) else ()
+def _bias(op: Op) -> Carried:
+    bias = argument(op, 2, "bias")
+    return ((bias.value, -1),) if isinstance(bias, Ref) else ()
 
 
 def _linear(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     if axis != -1 or len(graph.values[op.inputs[1]].shape) != 2:
         return None
-    return ((op.inputs[1], -2), *_bias(graph, argument(op, 2, "bias"), -1))
+    return ((op.inputs[1], -2), *_bias(op))
 
 
 def _convolved(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
@@ -220,7 +221,7 @@ def _convolved(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     groups = argument(op, 6, "groups")
     if axis != 1 - ndim or groups not in (None, 1) or len(graph.values[out].shape) != ndim:
         return None
-    return ((weight, 1 - ndim if transposed else -ndim), *_bias(graph, argument(op, 2, "bias"), -1))
+    return ((weight, 1 - ndim if transposed else -ndim), *_bias(op))
 
 
 def _multiplied(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
