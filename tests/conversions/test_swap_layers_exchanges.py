@@ -22,8 +22,15 @@ def exchanged(model: nn.Module, to: str, **options: Any) -> tuple[Any, Plan]:
     return twin, plan
 
 
-@pytest.mark.parametrize("to", ["sync-batch-norm", "frozen-batch-norm"])
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d(6), hand.Activated(6, nn.SiLU()), layers.BatchNorm2d(6)])
+@pytest.mark.parametrize(
+    ("norm", "to"),
+    [
+        (nn.BatchNorm2d(6), "sync-batch-norm"),
+        (layers.BatchNorm2d(6), "frozen-batch-norm"),
+        (hand.Activated(6, nn.SiLU()), "sync-batch-norm"),
+        pytest.param(hand.Activated(6, nn.SiLU()), "frozen-batch-norm", marks=pytest.mark.slow),
+    ],
+)
 def test_batch_norms_to_sync_and_frozen_and_back_stay_the_same_in_evaluation(norm: nn.Module, to: str) -> None:
     model = redrawn(nn.Sequential(nn.Conv2d(3, 6, 3), copy.deepcopy(norm))).eval()
     x = torch.randn(2, 3, 6, 6)
