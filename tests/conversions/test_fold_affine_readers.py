@@ -323,3 +323,19 @@ def test_a_gain_too_large_for_the_dtype_is_refused() -> None:
     made = fold_affine.plan(Facts(target(model, (X.to(torch.float16),)), effort="full"))
     with pytest.raises(ConversionRefused, match=r"read\.weight: the converted numbers leave the range of float16"):
         apply_to_model(made, model)
+
+
+def test_what_stood_idle_beside_a_reader_is_named() -> None:
+    made, _ = folded(_Block(lambda m, y: m.read(y) if y.shape[1] < 8 else m.long(y), long=nn.Linear(8, 5)), X)
+    assert [note for note in made.notes if "did not use long.weight" in note]
+    made, _ = folded(_Block(lambda m, y: m.read(y)), X)
+    assert not [note for note in made.notes if "did not use" in note]
+
+
+def test_a_part_of_a_weight_is_read_in_the_model_itself() -> None:
+    block = _Block(lambda m, y: F.linear(y, m.read.weight[:2]))
+    nn.init.ones_(block.get_parameter("norm.bias"))
+    made = fold_affine.plan(Facts(target(block.eval(), X), effort="full"))
+    assert [refusal.why for refusal in made.refused] == [
+        "its reader in the model itself has no bias, and would not use one"
+    ]

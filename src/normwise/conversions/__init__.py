@@ -129,11 +129,20 @@ def convert(name: str, model: str | nn.Module | Target, inputs: Any = None, **op
     facts = Facts(found, effort="full")
     made = conversion.plan(facts, **options)
     check_changes(made)
-    converted = copy.deepcopy(found.model)
+    converted = _copied(found.model)
     apply_to_model(made, converted)
     proof = prove(made, found, converted, replan=lambda other: plan(name, other, **options), facts=facts)
     check_proof(made, proof)
     return Converted(model=converted, proof=proof, plan=made, target=found)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # torch's first weight norm, locks, open files
+        said = str(error).split(".")[0]
+        hint = "torch.nn.utils.remove_weight_norm leaves a plain weight, or give the model a __deepcopy__"
+        raise ConversionRefused([f"the model cannot be copied, {type(error).__name__}: {said}: {hint}"]) from error
 
 
 def check_changes(plan: Plan) -> None:

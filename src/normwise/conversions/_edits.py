@@ -201,9 +201,18 @@ class _Centring:
                     for key, value in changed.items():
                         item[key] = value
                 return item
-            if isinstance(item, tuple) and hasattr(item, "_fields"):
-                return type(item)(*map(centred, item))
-            return type(item)(map(centred, item)) if isinstance(item, (list, tuple)) else item
+            if isinstance(item, (list, tuple)):
+                parts = [centred(part) for part in item]
+                if all(new is old for new, old in zip(parts, item, strict=True)):
+                    return item  # a list may be there to be filled
+                return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
+            if hasattr(item, "__dataclass_fields__") and not isinstance(item, type):
+                changed = {name: centred(getattr(item, name, None)) for name in item.__dataclass_fields__}
+                if any(new is not getattr(item, name, None) for name, new in changed.items()):
+                    item = copy.copy(item)
+                    for name, new in changed.items():
+                        object.__setattr__(item, name, new)  # it may be frozen
+            return item
 
         made = centred(tree)
         if next(tensors) <= self.index:

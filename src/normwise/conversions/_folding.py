@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from normwise.conversions._arithmetic import holds_numbers
-from normwise.conversions._dataflow.idle import idle_parameters
+from normwise.conversions._dataflow.idle import idle_parameters, not_checked
 from normwise.conversions._dataflow.readers import Reader, Readers, leaves, readers_of
 from normwise.conversions._edits import AddBias, Edit, SwapNorm, Untie, strange_hooks
 from normwise.conversions._plan import Blocked, Change, Recipe, Refusal, Step
@@ -98,6 +98,7 @@ class _Folder:
         self.asked, self.weightless, self.create_bias, self.untie = _WHAT[what], weightless, create_bias, untie
         self.ids = {name: v.id for v in self.graph.values if v.kind is ValueKind.PARAM for name in v.names}
         self.unread = {name: shape for name, shape in idle_parameters(facts).items() if len(shape) > 1}
+        self.widths: set[int] = set()  # of the norms that are folded
 
     # -- one norm ----------------------------------------------------------------------------------
 
@@ -126,6 +127,7 @@ class _Folder:
         self.out.recipes += recipes
         self.out.swaps += [swap] if swap is not None else []
         self.out.folded[row.path] = wanted
+        self.widths.update(size for key in held.values() for size in self._shape(key) if size > 1)
         dropped = wanted if swap is not None else ()
         relied = {*dropped, *(("bias",) if "weight" in todo and "bias" in held else ())} - set(todo)
         self.out.constants.update({held[name]: neutral[name] for name in sorted(relied)})
@@ -235,7 +237,9 @@ class _Folder:
             raise Blocked(f"its reader {reader.path} has no bias", reader.op, "create_bias=True gives it one")
         weight = self.graph.values[reader.weight]
         if f"{reader.path}.weight" not in weight.names or not _takes_a_bias(module):
-            raise Blocked(f"its reader {reader.path} has no bias, and would not use one", reader.op)
+            raise Blocked(
+                f"its reader {reader.path or 'in the model itself'} has no bias, and would not use one", reader.op
+            )
         size = weight.shape[0]
         recipe = Recipe(keys=(f"{reader.path}.bias",), steps=(step,), shape=(size,), dtype=weight.dtype)
         return recipe, [AddBias(path=reader.path, size=size, dtype=weight.dtype)]
@@ -336,6 +340,7 @@ class _Folder:
         if added:
             which = "1 reader has a bias" if added == 1 else f"{added} readers have biases"
             self.out.notes.append(f"{which} that the stock class does not load")
+        self.out.notes += not_checked(self.unread, self.widths)
         if self.out.changes:
             self.out.notes.append("what hooks see behind these norms is without gain or bias now; outputs are the same")
 

@@ -44,9 +44,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from inspect import signature
 
 from normwise.conversions._dataflow.axes import carriers
-from normwise.conversions._dataflow.idle import like_their_siblings
+from normwise.conversions._dataflow.idle import like_their_siblings, not_checked
 from normwise.conversions._dataflow.streams import Cut, Hook, Streams, centred_axis
 from normwise.conversions._edits import CentreInput, CentreOutput, Edit, SwapNorm, Untie, strange_hooks
 from normwise.conversions._folding import Folding, fold
@@ -57,7 +58,7 @@ from normwise.facts.facts import Facts
 from normwise.facts.norms import NormCall
 from normwise.facts.records import Evidence
 from normwise.facts.sites import Site
-from normwise.graph import Graph, ValueKind
+from normwise.graph import ALIAS, Graph, ValueKind
 
 __all__ = ["plan"]
 
@@ -137,7 +138,7 @@ def plan(
         refused=(*refused, *folding.refused),
         constants=folding.constants,
         ties=tuple(v.names for v in facts.graph.values if len(v.names) > 1),
-        notes=(*_notes(streams, cut), *folding.notes),
+        notes=tuple(dict.fromkeys((*_notes(streams, cut), *folding.notes))),
     )
 
 
@@ -159,9 +160,13 @@ def _in_the_way(facts: Facts, site: Site) -> Refusal | None:
         return refusal("its module computes more than the norm", "move the norm into a module of its own")
     held = dict(module.named_parameters(recurse=False))
     known = {row.weight_path, row.bias_path}
-    strangers = [name for name in held if f"{row.path}.{name}" not in known and not _is_alias(graph, site, name)]
+    names = {**held, **module.state_dict()}
+    strangers = [name for name in names if f"{row.path}.{name}" not in known and not _is_alias(graph, site, name)]
     if strangers:
-        return refusal(f"its parameter {strangers[0]!r} is neither gain nor bias", "use torch.nn.LayerNorm")
+        return refusal(f"its tensor {strangers[0]!r} is neither gain nor bias", "use torch.nn.LayerNorm")
+    takes = ", ".join(signature(module.forward).parameters)
+    if "," in takes:
+        return refusal(f"its forward takes {takes}, of which this run shows one use", "use torch.nn.LayerNorm")
     if any(t.is_quantized or not t.is_floating_point() for t in held.values()):
         return refusal("its parameters are quantised", "convert before quantising")
     return None
@@ -217,7 +222,8 @@ def _edits(streams: Streams, cut: Cut, folding: Folding) -> Iterator[Edit]:
         call = graph.calls[hook.call]
         held = call.outputs if hook.output else call.inputs
         kind = CentreOutput if hook.output else CentreInput
-        yield kind(path=call.path, index=held.index(hook.value), axis=hook.axis)
+        for index in (i for i, value in enumerate(held) if value == hook.value):  # (hidden, residual) may be one tensor
+            yield kind(path=call.path, index=index, axis=hook.axis)
 
 
 def _as_it_is(streams: Streams, site: Site) -> SwapNorm:
@@ -248,19 +254,22 @@ def _recipes(streams: Streams, cut: Cut, folding: Folding) -> Iterator[Recipe]:
         yield Recipe(keys=keys(value), steps=(_centre(axis),))
     for name, axis in _siblings(streams, cut).items():
         yield Recipe(keys=(name,), steps=(_centre(axis),))
+    scaled: dict[str, tuple[Step, ...]] = {}
     for writer in cut.scaled:
         scale = values[writer.scale].names[0]
         steps = (Step(function="scale", reads=(scale,), numbers={"dim": writer.dim}), _centre(writer.dim))
         yield Recipe(keys=keys(writer.weight), steps=steps)
+        steps = (Step(function="scale", reads=(scale,), numbers={"dim": -1}), _centre(-1))
+        scaled |= dict.fromkeys(keys(writer.weight), steps)
         if writer.bias is not None:
-            steps = (Step(function="scale", reads=(scale,), numbers={"dim": -1}), _centre(-1))
             yield Recipe(keys=keys(writer.bias), steps=steps)
         yield Recipe(keys=keys(writer.scale), steps=(Step(function="fill", numbers={"number": 1.0}),))
-    centred = {name for value, _ in cut.parameters for name in keys(value)}
+    alone = {name: (_centre(-1),) for value, _ in cut.parameters for name in keys(value)}
     for recipe in folding.recipes:  # a reader that writes to a stream and was given a bias
         path, _, name = recipe.keys[0].rpartition(".")
-        if recipe.shape is not None and name == "bias" and f"{path}.weight" in centred:
-            yield replace(recipe, steps=(_centre(-1),))
+        steps = (alone | scaled).get(f"{path}.weight")
+        if recipe.shape is not None and name == "bias" and steps is not None:
+            yield replace(recipe, steps=steps)
 
 
 def _siblings(streams: Streams, cut: Cut) -> dict[str, int]:
@@ -295,10 +304,7 @@ def _notes(streams: Streams, cut: Cut) -> Iterator[str]:
         yield f"{values[value].names[0]} is no longer tied: +{growth:.1f} % parameters"
     widths = {site.row.shape[site.row.spec.axes[0]] for site in cut.norms if site.row.spec}
     alike = _siblings(streams, cut)
-    idle = [n for n, shape in streams.idle.items() if n not in alike and len(shape) > 1 and widths & set(shape)]
-    if idle:
-        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
-        yield f"not checked: this run did not use {', '.join(idle[:3])}{more}; convert with inputs that use them"
+    yield from not_checked({n: shape for n, shape in streams.idle.items() if n not in alike}, widths)
 
 
 def _why(streams: Streams, site: Site) -> Refusal:
@@ -322,11 +328,20 @@ def _why(streams: Streams, site: Site) -> Refusal:
         unblock = 'consent with consent=("hidden-states",), --consent hidden-states'
     elif obstacle.kind == "hook":
         why, unblock = "its stream is seen by a forward hook", "remove the hook and convert again"
+    elif obstacle.kind == "reader" and op is not None and op.name == ALIAS:
+        why = f"a part of its stream is overwritten in place, in {place}"
+    elif obstacle.kind == "reader" and op is not None and op.id in streams.ends and op.name.endswith("_"):
+        why = f"its stream is written over a buffer or an input, in {place}, and stays there after the call"
     elif obstacle.kind == "reader":
         why = f"its stream is also read by what is no LayerNorm, in {place}"
     elif obstacle.kind == "writer":
         why = f"its stream is written by what cannot absorb the mean, in {place}; a subtraction costs what it saves"
+    elif streams.graph.values[obstacle.value].kind is ValueKind.PARAM:
+        names = " and ".join(streams.graph.values[obstacle.value].names)
+        why, unblock = f"its stream starts from {names}, one of which this run did not use", "give inputs that use it"
     else:
         why = "its stream starts from a tensor that is no parameter; a subtraction costs what it saves"
+    if ".parametrizations." in f".{place}.":
+        unblock = "torch.nn.utils.parametrize.remove_parametrizations leaves a plain weight"
     source = str(op.source) if op is not None and op.source else row.source
     return Refusal(path=row.path, why=why, op=op.short if op else None, source=source, unblock=unblock)

@@ -16,7 +16,7 @@ from normwise.conversions._dataflow.views import Carried, moved
 from normwise.facts import vocabulary as ops
 from normwise.graph import Graph, Op, Ref
 
-__all__ = ["SPATIAL", "carriers", "is_zero"]
+__all__ = ["SPATIAL", "carriers", "is_constant", "is_zero"]
 
 # the same elements moved to other places, none along the axis; found by running the op on an index
 _MOVES = ops.VIEW - {"gather", "index", "index_select", "masked_select", "take_along_dim", "as_strided"}
@@ -56,7 +56,7 @@ def is_zero(op: Op) -> bool:
     return op.short in _ZEROS
 
 
-def _is_constant(graph: Graph, axis: int, value: int) -> bool:
+def is_constant(graph: Graph, axis: int, value: int) -> bool:
     """Whether a tensor operand is one number along ``axis`` of the result that it is broadcast to."""
     shape = graph.values[value].shape
     return len(shape) < -axis or shape[axis] == 1
@@ -96,7 +96,7 @@ def _product(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     if not all(isinstance(a, Ref) or _scalar(a) for a in args) or not tensors:
         return None
     size = graph.values[out].shape[axis]
-    wide = [i for i in tensors if not _is_constant(graph, axis, i) or size == 1]
+    wide = [i for i in tensors if not is_constant(graph, axis, i) or size == 1]
     if len(wide) != 1 or (op.short in ops.DIV and not (isinstance(args[0], Ref) and args[0].value == wide[0])):
         return None
     return ((wide[0], axis),)
@@ -108,7 +108,7 @@ def _joined(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", 0)
     if not isinstance(dim, int) or dim % len(shape) == axis % len(shape):
         return None
-    return tuple((i, axis) for i in op.inputs if graph.values[i].numel)
+    return tuple((i, axis) for i in op.inputs if graph.values[i].shape != (0,))  # a cache before its first token
 
 
 def _stacked(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
@@ -136,7 +136,7 @@ def _reduced(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
 
 def _where(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     """Carry a choice between tokens."""
-    if len(op.args) != 3 or not isinstance(op.args[0], Ref) or not _is_constant(graph, axis, op.args[0].value):
+    if len(op.args) != 3 or not isinstance(op.args[0], Ref) or not is_constant(graph, axis, op.args[0].value):
         return None
     found: list[tuple[int, int]] = []
     for choice in op.args[1:]:
@@ -154,7 +154,7 @@ def _filled(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     mask, number = op.args[1], op.args[2]
     if isinstance(number, Ref):
         number = graph.values[number.value].scalar
-    if not isinstance(mask, Ref) or number != 0 or not _is_constant(graph, axis, mask.value):
+    if not isinstance(mask, Ref) or number != 0 or not is_constant(graph, axis, mask.value):
         return None
     return _first(graph, op, out, axis)
 
@@ -167,7 +167,7 @@ def _scattered(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     made = graph.producer(mask.value)
     while made is not None and made.short in ops.CAST and made.inputs:
         made = graph.producer(made.inputs[0])
-    if _is_constant(graph, axis, mask.value):
+    if is_constant(graph, axis, mask.value):
         return ((op.inputs[0], axis), (source.value, -1))
     whole = made is not None and made.short in ("expand", "expand_as") and graph.values[made.inputs[0]].shape[-1] == 1
     return ((op.inputs[0], axis), (source.value, -1)) if whole else None
@@ -248,16 +248,20 @@ def _fused(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
 def _summed(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
     """Carry an einsum: the axis belongs to exactly one operand."""
     equation, operands = op.args[0], op.args[1]
-    if not isinstance(equation, str) or "->" not in equation or "." in equation:
+    if not isinstance(equation, str) or "->" not in equation:
         return None
     left, right = equation.replace(" ", "").split("->")
-    letter = right[axis]
+    named = right.rpartition("...")[2]  # what an ellipsis stands for has no letters
+    if len(named) < -axis:
+        return None
+    letter = named[axis]
     terms = list(zip(left.split(","), operands, strict=True))
     holding = [(term, ref) for term, ref in terms if letter in term]
     if len(holding) != 1 or right.count(letter) != 1 or holding[0][0].count(letter) != 1:
         return None
     term, ref = holding[0]
-    return ((ref.value, term.index(letter) - len(term)),)
+    behind = term.rpartition("...")[2]
+    return ((ref.value, behind.index(letter) - len(behind)),) if letter in behind else None
 
 
 def _attended(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:

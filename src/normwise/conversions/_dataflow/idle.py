@@ -7,12 +7,12 @@ in one number from others that are all centred is centred with them. Of the rest
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from normwise.facts.facts import Facts
 from normwise.graph import ValueKind
 
-__all__ = ["idle_parameters", "like_their_siblings"]
+__all__ = ["idle_parameters", "like_their_siblings", "not_checked"]
 
 _NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -44,6 +44,14 @@ def like_their_siblings(idle: Mapping[str, tuple[int, ...]], axes: Mapping[str, 
                     found[name] = siblings.pop()
                 break
     return found
+
+
+def not_checked(idle: Mapping[str, tuple[int, ...]], widths: Collection[int]) -> Iterator[str]:
+    """Yield the note on matrices that stood idle and have an axis of one of the widths, if there are any."""
+    names = [name for name, shape in idle.items() if len(shape) > 1 and set(widths) & set(shape)]
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        yield f"not checked: this run did not use {', '.join(names[:3])}{more}; convert with inputs that use them"
 
 
 def _patterns(name: str) -> Iterator[re.Pattern[str]]:

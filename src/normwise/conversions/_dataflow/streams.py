@@ -16,7 +16,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from normwise.conversions._dataflow.axes import carriers, is_zero
+from normwise.conversions._dataflow.axes import carriers, is_constant, is_zero
 from normwise.conversions._dataflow.idle import idle_parameters
 from normwise.conversions._dataflow.operands import reads_numbers
 from normwise.conversions._dataflow.questions import Questions
@@ -26,7 +26,7 @@ from normwise.facts.facts import Facts
 from normwise.facts.flow import through_casts
 from normwise.facts.norms import NormCall
 from normwise.facts.sites import Site
-from normwise.graph import Graph, Op, ValueKind
+from normwise.graph import ALIAS, Graph, Op, ValueKind
 from normwise.spec import Scope, Statistic
 
 __all__ = ["Cut", "Hook", "Obstacle", "ScaledWriter", "Streams", "centred_axis"]
@@ -35,6 +35,8 @@ __all__ = ["Cut", "Hook", "Obstacle", "ScaledWriter", "Streams", "centred_axis"]
 _NORM, _AT_OUTPUT, _AT_INPUT, _LATEST = 1_000_000, 1_001_000, 1_002_000, 999
 # what reads a value on the host: the program may go another way
 _ASKS = frozenset({"is_nonzero", "_local_scalar_dense", "item", "equal", "allclose"})
+# keeps all elements
+_WHOLE = ops.CAST | {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "expand", "permute", "transpose"}
 Seen = tuple[int, int, int]
 """A value along one axis as one call sees it: (value, axis, call)."""
 
@@ -112,13 +114,15 @@ class Streams:
         self.facts, self.graph = facts, facts.graph
         self.sites = tuple(sites)
         self.shifted_outputs, self.untie = shifted_outputs, untie
-        self.live = _live(self.graph)
+        self.ends = frozenset(op.id for op in self.graph.ops if op.short in _ASKS or _is_kept(self.graph, op))
+        self.live = _live(self.graph, self.ends)
         self.uses: dict[int, list[Op]] = defaultdict(list)
         for op in self.graph.ops:
             if op.id in self.live:
                 for value in dict.fromkeys(op.inputs):
                     self.uses[value].append(op)
         self.times = Counter(call.path for call in self.graph.calls)
+        self._ran = {id(facts.modules[path]) for path in self.times if path in facts.modules}
         self.member: dict[int, NormCall] = {}
         for norm in facts.norm_calls.norms:
             self.member.update(dict.fromkeys(norm.members, norm))
@@ -208,9 +212,26 @@ class Streams:
         if record.kind not in (ValueKind.PARAM, ValueKind.BUFFER) or not record.floating or not record.names:
             return False
         if record.kind is ValueKind.PARAM:
-            return True
+            return self._shared_with_idle(value) is None
         path, _, name = record.names[0].rpartition(".")
-        return name not in self.facts.modules[path]._non_persistent_buffers_set
+        return name not in self.facts.modules[path]._non_persistent_buffers_set and self._is_whole(value)
+
+    def _is_whole(self, value: int) -> bool:
+        """Whether a buffer is never taken in part: positions that are may be made anew for a longer input."""
+        for op in self.uses[value]:
+            if op.short == "embedding" or (op.short in ops.VIEW and op.short not in _WHOLE):
+                return False
+            if op.short in _WHOLE and not all(map(self._is_whole, op.outputs)):
+                return False
+        return True
+
+    def _shared_with_idle(self, value: int) -> str | None:
+        """Return a name of a tied parameter in a module that did not run: what it would do with it is not known."""
+        names = self.graph.values[value].names
+        owners = {name: self.facts.modules[name.rpartition(".")[0]] for name in names}
+        if len({id(module) for module in owners.values()}) < 2:
+            return None
+        return next((name for name, module in owners.items() if id(module) not in self._ran), None)
 
     def _read(self, value: int, axis: int) -> Iterator[tuple[int, int]]:
         """Say what must not see a shift of a value; yield the results that carry it on."""
@@ -223,7 +244,7 @@ class Streams:
             if not reads_numbers(op, value) or self._is_norm_of(op, value, axis):
                 continue
             carried = list(self._carried(op, value, axis))
-            if op.short in _ASKS or len({out for out, _ in carried}) < sum(self._matters(out) for out in op.outputs):
+            if op.id in self.ends or len({out for out, _ in carried}) < sum(self._matters(out) for out in op.outputs):
                 if not self._is_untied(op, value):
                     self._forbids(value, axis, op.call, op, "reader")
                 continue
@@ -282,7 +303,9 @@ class Streams:
             return None
         for source, factor in (op.inputs, op.inputs[::-1]):
             scale = self._parameter_behind(factor)
-            if scale is None or self.graph.values[scale].numel != self.graph.values[value].shape[axis]:
+            if scale is None or is_constant(self.graph, axis, factor):
+                continue
+            if self.graph.values[scale].numel != self.graph.values[value].shape[axis]:
                 continue
             found = self._linear_behind(source, axis)
             if found is not None and self.graph.values[scale].numel > 1:
@@ -382,10 +405,10 @@ class Streams:
         return []
 
 
-def _live(graph: Graph) -> set[int]:
-    """Return the ops on which an output of the model, or a decision of its code, depends."""
-    pending = [*graph.outputs, *(v for op in graph.ops if op.short in _ASKS for v in op.inputs)]
-    live, seen = {op.id for op in graph.ops if op.short in _ASKS}, set(pending)
+def _live(graph: Graph, ends: frozenset[int]) -> set[int]:
+    """Return the ops on which an output of the model, a decision of its code, or its next call depends."""
+    pending = [*graph.outputs, *(v for op in ends for v in graph.ops[op].inputs)]
+    live, seen = set(ends), set(pending)
     while pending:
         op = graph.producer(pending.pop())
         if op is None or op.id in live:
@@ -395,3 +418,15 @@ def _live(graph: Graph) -> set[int]:
         seen.update(fresh)
         pending.extend(fresh)
     return live
+
+
+def _is_kept(graph: Graph, op: Op) -> bool:
+    """Whether an op overwrites a buffer, a parameter or an input, which the next call or the caller may read."""
+    if not op.name.endswith("_") or not op.inputs:
+        return False
+    value = op.inputs[0]
+    while (made := graph.producer(value)) is not None:
+        if made.short not in ops.VIEW and made.name != ALIAS and not made.name.endswith("_"):
+            return False
+        value = made.inputs[0]
+    return graph.values[value].kind is not ValueKind.CONST

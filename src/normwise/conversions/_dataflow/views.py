@@ -17,7 +17,8 @@ __all__ = ["Carried", "moved"]
 Carried = tuple[tuple[int, int], ...]
 """Operands by value id, with the axis of each."""
 
-_LARGEST_PROBE = 2**22  # elements of a view that is run on an index
+_LARGEST_PROBE = 2**22  # elements of a tensor that is moved for a test
+_LARGEST_VIEW = 2**26  # the same where torch moves nothing, unless features are torn apart
 
 
 def moved(graph: Graph, op: Op, out: int, axis: int) -> Carried | None:
@@ -52,6 +53,12 @@ class _Probe:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Probe) and self.key == other.key
 
+    @property
+    def is_view(self) -> bool:
+        """Whether the op returns views of its operand."""
+        schema = getattr(op_function(self.op), "_schema", None)
+        return schema is not None and any(made.alias_info is not None for made in schema.returns)
+
     def run(self, index: torch.Tensor) -> list[torch.Tensor]:
         given = iter([index, *(torch.empty(s, device="meta") for s in self.shapes[1:])])
 
@@ -76,18 +83,21 @@ def _bare(item: Any) -> Any:
 @lru_cache(maxsize=4096)
 def _probe(probe: _Probe, shape: tuple[int, ...], at: int, place: int, axis: int) -> bool:
     """Whether an index along ``at`` of the operand comes out as an index along ``axis``, or as zeros (padding)."""
-    if math.prod(shape) > _LARGEST_PROBE:
+    if math.prod(shape) > (_LARGEST_VIEW if probe.is_view else _LARGEST_PROBE):
         return False
     size = shape[at]
     along = [1] * len(shape)
     along[at] = size
-    index = torch.arange(1.0, size + 1).reshape(along).expand(shape)
+    index = torch.arange(1.0, size + 1, device="cpu").reshape(along).expand(shape)
     try:
         made = probe.run(index)[place]
     except (RuntimeError, NotImplementedError, TypeError, AttributeError, StopIteration):
         return False
     if made.dim() < -axis or made.shape[axis] != size:
         return False
+    for other, stride in enumerate(made.stride()):
+        if stride == 0:  # the same everywhere
+            made = made.narrow(other, 0, min(made.shape[other], 1))
     rows = made.movedim(axis, -1)
-    want = torch.arange(1.0, size + 1)
+    want = torch.arange(1.0, size + 1, device="cpu")
     return bool(((rows == want).all(-1) | (rows == 0).all(-1)).all())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -63,9 +63,9 @@ def ratios(first: Outputs, second: Outputs) -> dict[str, float]:
     return found
 
 
-def centred(outputs: Outputs, names: Collection[str]) -> Outputs:
-    """Return the outputs with the mean over the last axis taken from some."""
-    return {n: t - t.mean(-1, keepdim=True) if n in names and t.dim() else t for n, t in outputs.items()}
+def centred(outputs: Outputs, axes: Mapping[str, int]) -> Outputs:
+    """Return the outputs with the mean over an axis taken from some."""
+    return {n: t - t.mean(axes[n], keepdim=True) if n in axes else t for n, t in outputs.items()}
 
 
 def gap(first: Outputs, second: Outputs) -> float:

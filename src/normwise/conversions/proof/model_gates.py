@@ -37,7 +37,10 @@ def weights(subject: Subject) -> Gate:
     figures = {"gap": found.get(worst, 0.0), "bound": bound, "mean/std": offset, "weights": str(subject.target.weights)}
     if not subject.plan.exact:
         return Gate("weights", None, figures, NOT_EXACT)
-    passed = bool(found) and found[worst] <= bound
+    if not found:
+        en = "the model returns no floating-point tensor to compare: wrap it so that it returns one, its logits"
+        return Gate("weights", False, figures, both(en, "模型没有返回可比较的浮点张量：请包装模型，使其返回 logits 等"))
+    passed = found[worst] <= bound
     apart = both(f"{worst} is apart by {figures['gap']:.1e}", f"{worst} 相差 {figures['gap']:.1e}")
     return Gate(
         "weights",

@@ -28,6 +28,8 @@ def unseen(plan: Plan, converted: nn.Module, target: Target) -> list[str] | None
     """
     tensors = tensors_of(converted)
     made = {recipe.keys[0]: tensors[recipe.keys[0]] for recipe in plan.recipes if recipe.keys[0] in tensors}
+    if not all(tensor.is_leaf for tensor in tensors.values()):
+        return None  # those of a scripted module, and of torch's first weight norm
     for tensor in tensors.values():
         tensor.requires_grad_(False)
     for tensor in made.values():

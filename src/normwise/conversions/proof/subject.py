@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
 
 from normwise.conversions._apply import apply_to_model, has_storage
@@ -17,6 +19,8 @@ from normwise.conversions.proof.double import double, doubled, in_double
 from normwise.conversions.proof.twin import fits
 from normwise.facts.facts import Facts
 from normwise.facts.records import NormSite
+from normwise.graph.capture import tensors_in
+from normwise.graph.guard import as_found
 from normwise.rendering import both
 from normwise.targets import Target
 
@@ -68,8 +72,9 @@ class Subject:
 
     @cached_property
     def reference(self) -> Outputs:
-        """What the original returns in float64."""
-        return run_double(self.exact, self.target.args, self.target.kwargs)
+        """What the original returns in float64; the conversion is made of what it was before."""
+        with as_found(self.exact):
+            return run_double(self.exact, self.target.args, self.target.kwargs)
 
     def no_numbers(self, name: str) -> Gate | None:
         """Return the answer of a gate about numbers where there are none or too many, else None."""
@@ -93,18 +98,32 @@ class Subject:
         shifted = self.shifted(expected, found)
         return ratios(centred(expected, shifted), centred(found, shifted))
 
-    def shifted(self, expected: Outputs, found: Outputs) -> set[str]:
-        """Return the outputs that are apart, where the user consented to outputs with another mean."""
+    def shifted(self, expected: Outputs, found: Outputs) -> dict[str, int]:
+        """Return the outputs that are apart, where the user consented to outputs with another mean, and along which
+        axis they are apart by one number."""
         if _SHIFTED not in self.plan.options.get("consent", ()):
-            return set()
-        return {name for name, ratio in ratios(expected, found).items() if ratio > EXACT}
+            return {}
+        apart = [name for name, ratio in ratios(expected, found).items() if EXACT < ratio < math.inf]
+        return {n: axis for n in apart if (axis := _shifted_along(found[n] - expected[n])) is not None}
+
+
+def _shifted_along(difference: torch.Tensor) -> int | None:
+    """Return the axis along which a difference changes least; an axis of size 1 would hide anything."""
+
+    def left(axis: int) -> float:
+        return float((difference - difference.mean(axis, keepdim=True)).abs().max())
+
+    return min((a for a in range(-1, -difference.dim() - 1, -1) if difference.shape[a] > 1), key=left, default=None)
 
 
 def run_double(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outputs:
-    """Return what a model computes wholly in float64."""
-    args, kwargs = in_double((args, dict(kwargs)))
+    """Return what a model computes wholly in float64, with what it put into the lists and dicts it was given."""
+    given = in_double((args, dict(kwargs)))
+    known = {id(tensor): tensor for tensor in tensors_in(given)}
     with double():
-        return floats_in(model(*args, **kwargs))
+        found = floats_in(model(*given[0], **given[1]))
+    left = [tensor for tensor in tensors_in(given) if id(tensor) not in known]
+    return {**found, **floats_in({f"inputs[{i}]": tensor for i, tensor in enumerate(left)})}
 
 
 def run_copy(model: nn.Module, target: Target) -> Outputs:
