@@ -393,3 +393,16 @@ def test_a_stream_that_is_overwritten_in_part_is_named() -> None:
 
     with pytest.raises(ConversionRefused, match="a part of its stream is overwritten in place, in blocks"):
         nw.convert("rms-norm", s.Model(First(), First()).eval(), s.ids())
+
+
+def test_a_parameter_shared_with_an_idle_module_of_the_same_type_is_centred() -> None:
+    class Copied(Bare):
+        def __init__(self) -> None:
+            super().__init__(s.Block(), s.Block())
+            self.shared = nn.Embedding(s.VOCABULARY, s.SIZE)
+            self.shared.weight = self.tokens.weight
+
+    made, error = judged(Copied(), s.ids(), (s.ids(),))
+    assert not made.refused
+    assert not subtractions(made)
+    assert error < EXACT

@@ -226,12 +226,14 @@ class Streams:
         return True
 
     def _shared_with_idle(self, value: int) -> str | None:
-        """Return a name of a tied parameter in a module that did not run: what it would do with it is not known."""
+        """Return a name of a tied parameter in a module that did not run: what it would do with it is not known.
+
+        One of the same type as another that ran does what that does: an embedding that two stacks have copies of.
+        """
         names = self.graph.values[value].names
         owners = {name: self.facts.modules[name.rpartition(".")[0]] for name in names}
-        if len({id(module) for module in owners.values()}) < 2:
-            return None
-        return next((name for name, module in owners.items() if id(module) not in self._ran), None)
+        ran = {type(module) for module in owners.values() if id(module) in self._ran}
+        return next((name for name, module in owners.items() if type(module) not in ran), None) if ran else None
 
     def _read(self, value: int, axis: int) -> Iterator[tuple[int, int]]:
         """Say what must not see a shift of a value; yield the results that carry it on."""
