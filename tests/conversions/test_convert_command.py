@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 import normwise as nw
 from normwise.cli import main
+from normwise.targets.hf_build import quiet
 from tests.conversions.folders import generated, hashes, saved
 
 SHAPE = ("--inputs", "2x7:long")
@@ -147,6 +149,8 @@ def test_a_format_that_cannot_hold_it_is_refused(
         (("rms-norm", "{source}", "-o", "{full}"), "is not empty"),
         (("rms-norm", "{source}", "-o", "{out}", "--option", "frob=1"), "has no option 'frob'"),
         (("rms-norm", "{source}", "-o", "{out}", "--option", "frob"), "not of the form key=value"),
+        (("rms-norm", "{source}", "-o", "{out}", "--option", "weightless=no"), "it takes true or false"),
+        (("verify", "{source}", "demo:healthy-resnet"), "does not take the inputs of"),
         (("rms-norm", "{source}", "-o", "{out}", "--format", "onnx"), "no format is called 'onnx'"),
         (("rms-norm", "{source}", "-o", "{out}", "--consent", "all"), "nothing to consent to is called 'all'"),
     ],
@@ -189,6 +193,62 @@ def test_a_model_too_large_for_memory_is_proved_on_its_twin_and_streamed(
     assert main(["convert", "verify", f"hf:{source}", f"hf:{out}", *SHAPE]) == 0
 
 
+def test_models_of_other_outputs_are_not_the_same(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import transformers as tf
+
+    config = tf.GPT2Config.from_pretrained(source)
+    for name, change in (("wide", {"vocab_size": 99}), ("shallow", {"n_layer": 1})):
+        with quiet():
+            tf.GPT2LMHeadModel(tf.GPT2Config(**{**config.to_dict(), **change})).save_pretrained(tmp_path / name)
+    assert main(["convert", "verify", f"hf:{source}", f"hf:{tmp_path / 'wide'}", *SHAPE, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["gap"] == "inf"
+    said = failed(capsys, 1, "verify", f"hf:{source}", f"hf:{tmp_path / 'shallow'}", *SHAPE)
+    assert f"hf:{source} alone returns cache.layers[1].keys" in said
+
+
+def test_a_class_that_transformers_lacks_is_named(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = Path(shutil.copytree(source, tmp_path / "in"))
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"]}))
+    said = failed(capsys, 2, "rms-norm", f"hf:{copied}", "-o", str(tmp_path / "out"), *SHAPE)
+    assert "names the class NoSuchModel, which transformers" in said
+    (copied / "config.json").write_text(json.dumps({**config, "n_positions": 48}))
+    said = failed(capsys, 2, "rms-norm", f"hf:{copied}", "-o", str(tmp_path / "out"), *SHAPE)
+    assert "transformer.wpe.weight is stored as (32, 16), and config.json makes it (48, 16)" in said
+
+
+def test_a_model_without_numbers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom torch import nn\n\ndef build():\n    with torch.device('meta'):\n"
+        "        return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)), torch.randn(3, 4)\n"
+    )
+    said = failed(capsys, 1, "rms-norm", f"{tmp_path / 'mine.py'}:build", "-o", str(tmp_path / "out"))
+    assert "holds no numbers to save: load its weights first" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_told_is_told_once_and_in_the_language_asked_for(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert = ["convert", "fold-affine", f"hf:{source}", *SHAPE]
+    assert main([*convert, "-o", str(tmp_path / "out"), "--lang", "zh"]) == 0
+    said = capsys.readouterr().out
+    assert next(line.split()[:2] for line in said.splitlines() if " 通过 " in line) == ["structure", "通过"]
+    assert f"已写入 {tmp_path / 'out'}，格式 stock" in said
+    assert said.count("what hooks see behind these norms") == 1
+    assert main(["convert", "plan", "fold-batch-norm", f"hf:{source}", *SHAPE, "--lang", "zh"]) == 1
+
+
+def test_nothing_to_convert_is_said_in_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = saved("llama", tmp_path / "in")
+    assert main(["convert", "plan", "rms-norm", f"hf:{source}", *SHAPE]) == 1
+    assert "the model has no norm of this kind" in capsys.readouterr().out
+
+
 def test_a_model_of_a_python_file_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\n\n"
@@ -201,6 +261,12 @@ def test_a_model_of_a_python_file_is_converted(tmp_path: Path, capsys: pytest.Ca
     assert main(["convert", "rms-norm", f"{tmp_path / 'mine.py'}:build", "-o", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verified"]
     assert (out / "normwise.json").is_file()
+    again = tmp_path / "again"
+    assert main(["convert", "rms-norm", f"{tmp_path / 'mine.py'}:build", "-o", str(again), "--no-verify"]) == 0
+    said = capsys.readouterr().out
+    assert f"open it with normwise.load({str(again)!r}, model)" in said
+    assert "reload     what was written was not loaded again" in said
+    assert "nothing was saved" not in (again / "report.md").read_text()
 
 
 LARGE = {

@@ -54,6 +54,7 @@ def test_families_are_folded_exactly(name: str) -> None:
 def test_dropped_parameters_leave_the_function(name: str) -> None:
     made, converted = folded(family(name), weightless=True)
     assert len(made.dropped) == sum(len(change.what.split(" and ")) for change in made.changes)
+    assert all(change.how.startswith("into ") and change.how.endswith(", and dropped") for change in made.changes)
     assert not set(made.dropped) & set(converted.state_dict())
 
 

@@ -258,6 +258,18 @@ def test_tensors_that_are_not_those_of_the_model_are_not_loaded(own: Converted, 
         nw.load(tmp_path / "out", other)
 
 
+def test_a_model_that_is_built_otherwise_is_named(own: Converted, tmp_path: Path) -> None:
+    own.save(tmp_path / "out", "manifest")
+    with pytest.raises(TargetError, match="a Linear, is not built as the one that was converted"):
+        nw.load(tmp_path / "out", nn.Linear(2, 2))
+
+
+def test_a_size_of_shards_is_a_number_of_bytes(own: Converted, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="give a number of bytes"):
+        own.save(tmp_path / "out", shard_size="5GB")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_without_a_manifest_is_named(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"there is no normwise\.json here"):
         nw.load(tmp_path)

@@ -112,6 +112,11 @@ def test_ops_know_their_module_and_their_line() -> None:
     assert add.source.file.endswith("test_capture.py")
 
 
+def test_what_called_the_tracer_is_no_line_of_the_model() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    assert [op.source for op in trace(target(model, torch.randn(2, 3))).graph.ops] == [None, None]
+
+
 def test_a_module_called_twice_has_two_calls() -> None:
     graph = _trace(lambda m, x: m.a(m.a(x)), torch.randn(2, 3), a=nn.Linear(3, 3)).graph
     assert [(c.path, c.ordinal) for c in graph.calls[1:]] == [("a", 0), ("a", 1)]

@@ -106,10 +106,11 @@ def _plan(name: str | None, target: str, options: dict[str, Any], given: dict[st
 def _verify(first: str, second: str, given: dict[str, Any]) -> int:
     with aside(), no_collection():
         from normwise.conversions.saving.running import compare
+        from normwise.rendering.plain import plain
     with aside():
         found = compare(first, second, inputs=given["inputs"])
     if given["as_json"]:
-        say(json.dumps(found, indent=2))
+        say(json.dumps(plain(found), indent=2, allow_nan=False))
     else:
         verdict = "the same" if found["same"] else "NOT the same"
         noise = f"; rounding the weights once changes {found['rounding']:.2g}"
@@ -124,7 +125,9 @@ def _convert(name: str, target: str, options: dict[str, Any], given: dict[str, A
         raise click.UsageError("Missing option '-o OUT'.", click.get_current_context())
     with aside(), no_collection():
         from normwise.conversions import _plan_report
+        from normwise.conversions.saving.report import text
         from normwise.conversions.saving.running import run
+        from normwise.rendering.plain import plain
         from normwise.rendering.progress import progress
     seen: list[Plan] = []
     asked = {key: given[key] for key in ("inputs", "dtype", "force")}
@@ -134,25 +137,15 @@ def _convert(name: str, target: str, options: dict[str, Any], given: dict[str, A
             planned=seen.append, advance=advance, **asked,
         )  # fmt: skip
     if given["as_json"]:
-        say(json.dumps(report, indent=2))
+        say(json.dumps(plain(report), indent=2, allow_nan=False))
     elif report.get("already"):
         say(f"{cleaned(target)} was converted by {report['conversion']} already: nothing was done")
     else:
         for plan in seen:
             say(_plan_report.text(plan, target, lang=given["lang"]))
-        say(_told(report, given["out"]))
+        notes = [note for plan in seen for note in plan.notes]
+        say("\n" + text(report, given["out"], told=notes, lang=given["lang"]))
     return 0
-
-
-def _told(report: dict[str, Any], out: Path) -> str:
-    """Return what was proved, and what was written."""
-    gates = [] if report["proof"] is None else report["proof"]["gates"]
-    marks = {True: "passed", False: "FAILED", None: "not checked"}
-    lines = [f"  {gate['name']:<10}{marks[gate['passed']]:<13}{gate['why']}" for gate in gates]
-    lines += [] if report["verified"] else ["  not verified: what was written was not loaded again"]
-    opened = {"manifest": f"; open it with normwise.load({str(out)!r})"}.get(report["format"], "")
-    lines += ["", f"wrote {out}, format {report['format']}{opened}", *(f"note: {note}" for note in report["notes"])]
-    return "\n".join(map(cleaned, lines))
 
 
 def _refuse(reasons: tuple[str, ...], *, as_json: bool) -> None:

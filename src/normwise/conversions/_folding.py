@@ -132,8 +132,8 @@ class _Folder:
         relied = {*dropped, *(("bias",) if "weight" in todo and "bias" in held else ())} - set(todo)
         self.out.constants.update({held[name]: neutral[name] for name in sorted(relied)})
         words = " and ".join(_WORDS[name] for name in todo or wanted)
-        into = f"into {', '.join(paths)}" if todo else "neutral already"
-        self.out.changes.append(Change(path=row.path, what=f"{words} {'dropped' if swap else 'folded'}", how=into))
+        into = f"into {', '.join(paths)}{', and dropped' if swap else ''}" if todo else "neutral already"
+        self.out.changes.append(Change(path=row.path, what=f"{words} {'folded' if todo else 'dropped'}", how=into))
         self._warn_of_uneven(row.path, held, todo, spec)
 
     def _understood(self, site: Site) -> NormSpec:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from normwise.conversions._plan import Change, Plan, Refusal
@@ -16,6 +17,7 @@ from normwise.rendering.tables import text as safe
 
 __all__ = ["text"]
 
+_NOTHING = both("the model has no norm of this kind", "模型没有这类归一化")
 _STAYS, _NOTES = both("left as it is", "保持不变"), both("notes", "说明")
 _COUNT = both("{changed} changed, {left} left as they are", "改变 {changed} 项，保持 {left} 项")
 _NEW = both("new tensors: {keys}", "新张量：{keys}")
@@ -33,11 +35,13 @@ def text(plan: Plan, target: str, *, lang: str = "en", color: bool | None = None
     changes = collapse(plan.changes, path=lambda change: change.path, key=lambda change: (change.what, change.how))
     if changes:
         parts += [Text(""), pairs([(safe(group.label or "-"), _changed(group.members[0], lang)) for group in changes])]
+    if not plan.changes and not plan.refused:
+        parts += [Text(""), Text(f"  {in_language(_NOTHING, lang)}")]
     refused = collapse(plan.refused, path=lambda refusal: refusal.path, key=_reason)
     parts += _listed(_STAYS, [(group.label, _told(group.members[0])) for group in refused], lang)
     keys = collapse(plan.created, path=str)
     notes = [*plan.notes, *([_NEW.format(keys=", ".join(group.label for group in keys))] if keys else [])]
-    parts += _listed(_NOTES, [("", in_language(note, lang)) for note in notes], lang)
+    parts += _listed(_NOTES, [(in_language(note, lang), "") for note in notes], lang)
     return plain_ascii(draw(parts, width=width, color=color), sys.stdout.encoding)
 
 
@@ -57,5 +61,7 @@ def _told(refusal: Refusal) -> str:
 def _listed(heading: str, rows: Sequence[tuple[str, str]], lang: str) -> list[RenderableType]:
     if not rows:
         return []
-    said = [(safe(label, "dim"), safe(content)) for label, content in rows]
-    return [Text(""), Text(f"  {in_language(heading, lang)}", "dim"), pairs(said)]
+    lines: list[RenderableType] = [Text(""), Text(f"  {in_language(heading, lang)}", "dim")]
+    for label, content in rows:
+        lines += [Padding(safe(part), (0, 0, 0, indent)) for part, indent in ((label, 4), (content, 6)) if part]
+    return lines

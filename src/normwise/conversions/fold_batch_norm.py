@@ -340,7 +340,7 @@ def _steps(
 
 def _change(norm: BatchNorm, how: str) -> Change:
     kept = f"; {norm.keep} stays in its place" if norm.keep else ""
-    return Change(path=norm.path, what="BatchNorm -> folded", how=how + kept)
+    return Change(path=norm.path, what="BatchNorm folded", how=how + kept)
 
 
 def _both(one: Blocked, other: Blocked) -> Blocked:

@@ -68,9 +68,7 @@ def load(text: str, *, inputs: str | None = None, whole: bool = False, weights: 
             raise TargetError(f"{text}: the model of this folder cannot be loaded: {one_line(error)}") from error
 
 
-def load_folder(
-    folder: Path, name: str, *, generate: bool = True, whole: bool = False, weights: bool = True
-) -> Target:
+def load_folder(folder: Path, name: str, *, generate: bool = True, whole: bool = False, weights: bool = True) -> Target:
     """Load a folder that has been looked at; see ``load``."""
     from transformers import AutoConfig
 
@@ -119,20 +117,36 @@ def _refuse_own_code(folder: Path, text: str) -> None:
 
 
 def _named_class(config: Any) -> type[nn.Module] | None:
-    """Return the class that a configuration names first, where transformers has it."""
+    """Return the class that a configuration names first, None where it names none.
+
+    Raises:
+        TargetError: transformers does not have it, and another one would be another function.
+    """
     import transformers
 
-    return getattr(transformers, str(next(iter(config.architectures or ()), "")), None)
+    name = next(iter(config.architectures or ()), None)
+    cls = None if name is None else getattr(transformers, name, None)
+    if name is not None and cls is None:
+        raise TargetError(
+            f"config.json names the class {name}, which transformers {transformers.__version__} does not have; "
+            "give FILE.py:callable that builds the model"
+        )
+    return cls
 
 
 def _pretrained(folder: Path, config: Any, cls: type[nn.Module] | None) -> Any:
     from transformers import AutoModel
 
     options = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     if cls is None and type(config) in AutoModel._model_mapping:
-        return AutoModel.from_pretrained(folder, **options).eval()
-    options.pop("trust_remote_code")
-    return (cls or model_class(config)).from_pretrained(folder, **options).eval()  # type: ignore[attr-defined]
+        model, info = AutoModel.from_pretrained(folder, **options)
+    else:
+        options.pop("trust_remote_code")
+        model, info = (cls or model_class(config)).from_pretrained(folder, **options)  # type: ignore[attr-defined]
+    for key, stored, made in sorted(info["mismatched_keys"]):
+        raise TargetError(f"{key} is stored as {tuple(stored)}, and config.json makes it {tuple(made)}")
+    return model.eval()
 
 
 def _without_weights(config: Any, name: str, cls: type[nn.Module] | None, *, why: str, generate: bool) -> Target:

@@ -8,12 +8,11 @@ harm a terminal is escaped. ``schema-1.json`` beside this file describes the for
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Set
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from normwise.facts.records import NormSite, Placement, Stack
+from normwise.rendering.plain import plain
 from normwise.spec import Gate, Modulation, NormSpec
 
 if TYPE_CHECKING:
@@ -26,12 +25,10 @@ SUFFIXES = (".json",)
 FILE_OPTIONS: dict[str, Any] = {}
 SCHEMA = 1
 
-_NUMERIC_KINDS = (bool, int, str, type(None))
-
 
 def render(report: Report) -> str:
     """Return the report in JSON, schema 1."""
-    return json.dumps(_plain(_document(report)), indent=2, allow_nan=False) + "\n"
+    return json.dumps(plain(_document(report)), indent=2, allow_nan=False) + "\n"
 
 
 def _document(report: Report) -> dict[str, Any]:
@@ -151,21 +148,3 @@ def _finding(finding: Finding, reproduce: str) -> dict[str, Any]:
         "docs": finding.docs,
         "fingerprint": finding.fingerprint,
     }
-
-
-def _plain(value: Any) -> Any:
-    """Reduce a value to what JSON has; evidence may hold whatever a rule measured."""
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, _NUMERIC_KINDS):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, Set):
-        return [_plain(inner) for inner in sorted(value, key=str)]
-    # tensors and arrays, also of one number: without importing torch or numpy here
-    return _plain(value.tolist()) if hasattr(value, "tolist") else str(value)

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,12 @@ class Proof:
             "gates": [_gate_json(gate) for gate in self.gates],
         }
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Proof:
+        """Return the proof that ``to_json`` described."""
+        gates = (Gate(gate["name"], gate["passed"], gate["figures"], gate["why"]) for gate in data["gates"])
+        return cls(conversion=data["conversion"], target=data["target"], gates=tuple(gates), exact=data["exact"])
+
     def to_text(self, *, lang: str = "en", color: bool | None = None, width: int | None = None) -> str:
         """Return the proof as a table for the terminal, in English ("en") or Chinese ("zh")."""
         from normwise.conversions.proof import report
@@ -137,4 +143,4 @@ def prove(
 
 
 def _gate_json(gate: Gate) -> dict[str, Any]:
-    return {"name": gate.name, "passed": gate.passed, "figures": dict(gate.figures), "why": str(gate.why)}
+    return {"name": gate.name, "passed": gate.passed, "figures": dict(gate.figures), "why": gate.why}

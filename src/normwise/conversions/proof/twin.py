@@ -142,7 +142,7 @@ def _small_target(target: Target) -> Target:
     if not hasattr(config, "model_type"):
         raise NotKnown(
             both(
-                "needs a model with weights and at most 64 million parameters, or of transformers, to make a twin of it",
+                "needs a model with weights, of at most 64 million parameters, or one of transformers, for a twin",
                 "需要带权重且不超过 6400 万参数的模型或 transformers 模型，才能造出孪生模型",
             )
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,11 +13,17 @@ from normwise.conversions.proof import Proof
 from normwise.conversions.proof.report import cell
 from normwise.conversions.saving.output import Output, is_transformers
 from normwise.conversions.saving.publishing import write_text
+from normwise.rendering import both, clean, in_language
+from normwise.rendering.plain import plain
 
-__all__ = ["markdown", "read_report", "record", "write_manifest", "write_report"]
+__all__ = ["markdown", "read_report", "record", "text", "write_manifest", "write_report"]
 
 REPORT = "normwise_report.json"
-_NOT_VERIFIED = "not verified: loading it again and comparing was left out (--no-verify, verify=False)"
+_NOT_VERIFIED = both(
+    "not verified: what was written was not loaded again and compared", "未验证：写出的内容没有重新加载并比较"
+)
+_WROTE, _NOTE = both("wrote {out}, format {format}", "已写入 {out}，格式 {format}"), both("note", "说明")
+_OPENED = both("; open it with normwise.load({arguments})", "；用 normwise.load({arguments}) 打开")
 
 
 def record(
@@ -65,7 +71,7 @@ def record(
 def write_report(folder: Path, report: Mapping[str, Any], proof: Proof | None) -> None:
     """Write normwise_report.json and report.md."""
     write_text(folder / "report.md", markdown(report, proof))
-    write_text(folder / REPORT, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / REPORT, json.dumps(plain(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_manifest(file: Path, report: Mapping[str, Any], output: Output) -> None:
@@ -99,6 +105,29 @@ def markdown(report: Mapping[str, Any], proof: Proof | None) -> str:
     parts += _section("SHA-256 of the source", ("file", "hash"), list(report["source"].items()))
     parts += _section("SHA-256 of the weights", ("file", "hash"), list(report["files"].items()))
     return "\n\n".join(parts) + "\n"
+
+
+def text(report: Mapping[str, Any], out: Path, *, told: Iterable[str] = (), lang: str = "en") -> str:
+    """Return the report for the terminal: the proof, what was written, and how to open it.
+
+    Args:
+        report: of what was saved.
+        out: where that is.
+        told: notes that were shown before.
+        lang: "en" or "zh".
+    """
+    arguments = repr(str(out)) if report["library"] else f"{str(out)!r}, model"
+    opened = in_language(_OPENED, lang).format(arguments=clean(arguments)) if report["format"] == "manifest" else ""
+    parts = [] if report["proof"] is None else [Proof.from_json(report["proof"]).to_text(lang=lang)]
+    parts.append(in_language(_WROTE, lang).format(out=clean(out), format=report["format"]) + opened)
+    parts += [] if report["verified"] else [in_language(_NOT_VERIFIED, lang)]
+    before = set(told)
+    parts += [
+        f"{in_language(_NOTE, lang)}: {clean(in_language(note, lang))}"
+        for note in report["notes"]
+        if note not in before
+    ]
+    return "\n".join(parts)
 
 
 def _sentence(report: Mapping[str, Any]) -> str:

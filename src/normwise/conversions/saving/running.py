@@ -27,10 +27,11 @@ from normwise.conversions.saving.names import StoredOtherwise
 from normwise.conversions.saving.publishing import check_output
 from normwise.conversions.saving.report import read_report
 from normwise.conversions.saving.save import Advance, convert_checkpoint, save_converted
-from normwise.errors import ConversionRefused
+from normwise.errors import ConversionRefused, TargetError
 from normwise.facts.facts import Facts
 from normwise.targets import Target, Weights, folder
 from normwise.targets.hf_build import build_fake
+from normwise.targets.hf_inputs import one_line
 
 __all__ = ["compare", "plans", "run"]
 
@@ -168,10 +169,15 @@ def compare(first: str, second: str, *, inputs: str | None = None) -> dict[str, 
         ConversionRefused: they do not return the same outputs.
     """
     target, other = _opened(first, inputs), _opened(second, inputs)
-    models = (target.model, other.model, _rounded_anew(target.model))
-    ours, theirs, noisy = (run_copy(model, target) for model in models)
+    ours, noisy = (run_copy(model, target) for model in (target.model, _rounded_anew(target.model)))
+    try:
+        theirs = run_copy(other.model, target)
+    except Exception as error:  # whatever the code of a model raises
+        raise TargetError(f"{second} does not take the inputs of {first}: {one_line(error)}") from error
     if ours.keys() != theirs.keys():
-        raise ConversionRefused([f"the outputs are not the same: {sorted(ours)} and {sorted(theirs)}"])
+        only = {first: ours.keys() - theirs.keys(), second: theirs.keys() - ours.keys()}
+        said = [f"{text} alone returns {', '.join(sorted(names))}" for text, names in only.items() if names]
+        raise ConversionRefused([f"not comparable: {'; '.join(said)}"])
     apart, noise = gap(ours, theirs), gap(ours, noisy)
     same = apart <= max(EXACT, _ROUNDINGS * noise)
     return {

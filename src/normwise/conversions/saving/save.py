@@ -11,7 +11,7 @@ from torch import nn
 
 from normwise.conversions._apply import has_storage
 from normwise.conversions._plan import Plan
-from normwise.conversions.proof import Proof, reload_gate
+from normwise.conversions.proof import Gate, Proof, reload_gate
 from normwise.conversions.proof.compare import gap
 from normwise.conversions.proof.subject import EXACT, run_copy
 from normwise.conversions.saving import formats
@@ -23,6 +23,7 @@ from normwise.conversions.saving.report import read_report, record, write_manife
 from normwise.conversions.saving.streaming import stream
 from normwise.conversions.saving.weights import SHARD_SIZE, in_memory
 from normwise.errors import ConversionRefused
+from normwise.rendering import both
 from normwise.targets import folder
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["convert_checkpoint", "save_converted"]
 
 Advance = Callable[[str, int, int], Any]
+_NOT_LOADED = both("what was written was not loaded again", "写出的内容没有重新加载")
 _ROOM = 10_000_000  # bytes of whatever is not weights
 _WRITTEN_BY_US = ("report.md", "normwise_report.json", "normwise.json", "config.json", "modeling_normwise.py")
 
@@ -155,6 +157,8 @@ def _save(
         if converted is not None and verify:
             advance("loading it again", done, weights.size())
             proof = _verified(converted, form, output, temporary)
+        elif proof is not None:
+            proof = proof.with_gate(Gate("reload", None, {}, _NOT_LOADED))
         if _hashes(output) != hashes:
             raise ConversionRefused(["the source was changed while it was converted, nothing was kept"])
         notes = (form.NOTE,) if hasattr(form, "NOTE") else ()
