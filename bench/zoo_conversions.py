@@ -32,10 +32,11 @@ def examine(target: Any, name: str) -> dict[str, Any]:
     from normwise.errors import ConversionRefused
 
     started = time.perf_counter()
+    record: dict[str, Any] = {}
     try:
         plan = conversions.plan(name, target)
         planned = time.perf_counter() - started
-        record: dict[str, Any] = {
+        record = {
             "plan_seconds": round(planned, 3),
             "converted": sum("->" in change.what for change in plan.changes),
             "subtractions": sum("->" not in change.what for change in plan.changes),

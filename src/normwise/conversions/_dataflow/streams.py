@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from normwise.conversions._dataflow.axes import carriers, is_constant, is_zero
 from normwise.conversions._dataflow.idle import idle_parameters
+from normwise.conversions._dataflow.liveness import ends, live_uses
 from normwise.conversions._dataflow.operands import reads_numbers
 from normwise.conversions._dataflow.questions import Questions
 from normwise.conversions._edits import strange_hooks
@@ -26,15 +27,13 @@ from normwise.facts.facts import Facts
 from normwise.facts.flow import through_casts
 from normwise.facts.norms import NormCall
 from normwise.facts.sites import Site
-from normwise.graph import ALIAS, Graph, Op, ValueKind
+from normwise.graph import Op, ValueKind
 from normwise.spec import Scope, Statistic
 
 __all__ = ["Cut", "Hook", "Obstacle", "ScaledWriter", "Streams", "centred_axis"]
 
 # a subtraction costs more than the one that a norm saves, and a little more the later it stands in the program
 _NORM, _AT_OUTPUT, _AT_INPUT, _LATEST = 1_000_000, 1_001_000, 1_002_000, 999
-# what reads a value on the host: the program may go another way
-_ASKS = frozenset({"is_nonzero", "_local_scalar_dense", "item", "equal", "allclose"})
 # keeps all elements
 _WHOLE = ops.CAST | {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "expand", "permute", "transpose"}
 Seen = tuple[int, int, int]
@@ -114,13 +113,8 @@ class Streams:
         self.facts, self.graph = facts, facts.graph
         self.sites = tuple(sites)
         self.shifted_outputs, self.untie = shifted_outputs, untie
-        self.ends = frozenset(op.id for op in self.graph.ops if op.short in _ASKS or _is_kept(self.graph, op))
-        self.live = _live(self.graph, self.ends)
-        self.uses: dict[int, list[Op]] = defaultdict(list)
-        for op in self.graph.ops:
-            if op.id in self.live:
-                for value in dict.fromkeys(op.inputs):
-                    self.uses[value].append(op)
+        self.ends = ends(self.graph)
+        self.uses = live_uses(self.graph, self.ends)
         self.times = Counter(call.path for call in self.graph.calls)
         self._ran = {id(facts.modules[path]) for path in self.times if path in facts.modules}
         self.member: dict[int, NormCall] = {}
@@ -405,30 +399,3 @@ class Streams:
             ring = list(dict.fromkeys(n for node in ring for n in further(node) if n not in seen))
             seen.update(ring)
         return []
-
-
-def _live(graph: Graph, ends: frozenset[int]) -> set[int]:
-    """Return the ops on which an output of the model, a decision of its code, or its next call depends."""
-    pending = [*graph.outputs, *(v for op in ends for v in graph.ops[op].inputs)]
-    live, seen = set(ends), set(pending)
-    while pending:
-        op = graph.producer(pending.pop())
-        if op is None or op.id in live:
-            continue
-        live.add(op.id)
-        fresh = [v for v in op.inputs if v not in seen]
-        seen.update(fresh)
-        pending.extend(fresh)
-    return live
-
-
-def _is_kept(graph: Graph, op: Op) -> bool:
-    """Whether an op overwrites a buffer, a parameter or an input, which the next call or the caller may read."""
-    if not op.name.endswith("_") or not op.inputs:
-        return False
-    value = op.inputs[0]
-    while (made := graph.producer(value)) is not None:
-        if made.short not in ops.VIEW and made.name != ALIAS and not made.name.endswith("_"):
-            return False
-        value = made.inputs[0]
-    return graph.values[value].kind is not ValueKind.CONST
