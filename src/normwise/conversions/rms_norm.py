@@ -134,11 +134,11 @@ def plan(
         options={name: value for name, value in options.items() if value},
         edits=(*folding.edits, *(e for e in _edits(streams, cut, folding) if e not in folding.edits)),
         recipes=merged([*folding.recipes, *_recipes(streams, cut, folding)]),
-        changes=(*_changes(streams, cut), *folding.changes),
+        changes=tuple(_changes(streams, cut, folding)),
         refused=(*refused, *folding.refused),
         constants=folding.constants,
         ties=tuple(v.names for v in facts.graph.values if len(v.names) > 1),
-        notes=tuple(dict.fromkeys((*_notes(streams, cut), *folding.notes))),
+        notes=(*_notes(streams, cut, folding), *folding.notes),
     )
 
 
@@ -285,9 +285,11 @@ def _centre(axis: int) -> Step:
     return Step(function="centre", numbers={"dim": axis})
 
 
-def _changes(streams: Streams, cut: Cut) -> Iterator[Change]:
+def _changes(streams: Streams, cut: Cut, folding: Folding) -> Iterator[Change]:
+    folded = {change.path: f"; {change.what} {change.how}" for change in folding.changes}
     for site in cut.norms:
-        yield Change(path=site.row.path, what="LayerNorm -> RMSNorm", how="its stream is centred")
+        how = f"its stream is centred{folded.get(site.row.path, '')}"
+        yield Change(path=site.row.path, what="LayerNorm -> RMSNorm", how=how)
     for hook in cut.hooks:
         yield Change(path=streams.graph.calls[hook.call].path, what="mean subtracted", how=_where(hook))
 
@@ -296,9 +298,10 @@ def _where(hook: Hook) -> str:
     return "from what it returns" if hook.output else "from what it is given"
 
 
-def _notes(streams: Streams, cut: Cut) -> Iterator[str]:
+def _notes(streams: Streams, cut: Cut, folding: Folding) -> Iterator[str]:
     values = streams.graph.values
-    for value in (v for v in streams.untied if _is_centred(cut, v)):
+    told = any(isinstance(edit, Untie) for edit in folding.edits)
+    for value in (v for v in streams.untied if _is_centred(cut, v) and not told):
         total = sum(v.numel for v in values if v.kind is ValueKind.PARAM)
         growth = 100 * values[value].numel * len(streams.untied[value]) / total
         yield f"{values[value].names[0]} is no longer tied: +{growth:.1f} % parameters"
@@ -334,6 +337,8 @@ def _why(streams: Streams, site: Site) -> Refusal:
         why = f"its stream is written over a buffer or an input, in {place}, and stays there after the call"
     elif obstacle.kind == "reader":
         why = f"its stream is also read by what is no LayerNorm, in {place}"
+        tied = len(streams.graph.values[obstacle.value].names) > 1 and not streams.untie
+        unblock = "untie=True, --untie, gives that reader a copy of the embedding" if tied else None
     elif obstacle.kind == "writer":
         why = f"its stream is written by what cannot absorb the mean, in {place}; a subtraction costs what it saves"
     elif streams.graph.values[obstacle.value].kind is ValueKind.PARAM:

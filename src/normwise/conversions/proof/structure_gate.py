@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from normwise.conversions._edits import Remove, SwapNorm
 from normwise.conversions._plan import Plan
@@ -15,10 +15,14 @@ from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts
 from normwise.facts.records import NormSite
 from normwise.rendering import both
+from normwise.spec import NormSpec
 
 __all__ = ["structure"]
 
-_NEVER_CHANGED = ("eps", "eps_inside", "eps_clamp", "axes", "groups", "biased", "partial", "factor")
+# not the factor, in which a norm in loose arithmetic takes in what its reader multiplies by: the twin compares it
+_NEVER_CHANGED = ("eps", "eps_inside", "eps_clamp", "axes", "groups", "biased", "partial")
+# of a norm that the plan does not name: all but what is read from the casts and products around it
+_OWN = tuple({f.name for f in dataclasses.fields(NormSpec)} - {"cast", "stats_dtype", "out_dtype", "form", "factor"})
 _FREE = ops.VIEW | ops.ADD | ops.SUB | ops.MUL | ops.DIV | {"mean"}  # what centring, folding and padding may add
 
 
@@ -83,17 +87,16 @@ def _norm_faults(before: tuple[NormSite, ...], after: Mapping[str, NormSite], ch
         if new is None:
             if not changed.removed(old):
                 yield both(f"{old.path}: no norm any more", f"{old.path}：不再是归一化")
-        elif changed.site(old):
-            yield from _differences(changed.expected(old), new, _NEVER_CHANGED)
-        elif old.spec is not None:
-            yield from _differences(old, new, [f.name for f in dataclasses.fields(old.spec)])
+        else:
+            yield from _differences(changed.expected(old), new, named=changed.site(old))
     known = {old.path for old in before}
     for path, new in after.items():
         if path not in known and not changed.site(new):
             yield both(f"{path}: a norm that was not there", f"{path}：原先没有的归一化")
 
 
-def _differences(old: NormSite, new: NormSite, names: Iterable[str]) -> Iterator[str]:
+def _differences(old: NormSite, new: NormSite, *, named: bool) -> Iterator[str]:
+    """Say in what a norm differs, which the plan names or does not."""
     if old.calls != new.calls:
         yield both(
             f"{old.path}: {old.calls} calls became {new.calls}", f"{old.path}：{old.calls} 次调用变为 {new.calls}"
@@ -104,12 +107,12 @@ def _differences(old: NormSite, new: NormSite, names: Iterable[str]) -> Iterator
                 f"{old.path}: its form is not understood in both models", f"{old.path}：形式未在两个模型中都得到理解"
             )
         return
-    for name in names:
+    for name in _NEVER_CHANGED if named else _OWN:
         one, other = getattr(old.spec, name), getattr(new.spec, name)
         if one != other:
             yield f"{old.path}: {name} {one} -> {other}"
     one, other = (site.spec.stats_dtype or site.dtype for site in (old, new) if site.spec)
-    if one != other:
+    if named and one != other:
         yield f"{old.path}: stats_dtype {one} -> {other}"
 
 
