@@ -15,8 +15,8 @@ Gain and bias stay in the norm: no reader is touched, no key appears, tied weigh
 In evaluation always, for every norm that is not refused; in half precision the error even shrinks, since the stream
 loses its mean. In training, dropout on the stream breaks the mean of zero, and gradients have a part along it.
 
-A writer that cannot absorb a mean (a tied embedding, a norm with a gain) costs one subtraction, made where a module
-returns or is given the value. Which are worth it is a minimum cut: a subtraction must save more than one norm.
+A writer that cannot absorb a mean (a tied embedding, a norm with a gain, a buffer of positions taken in part) costs
+one subtraction, made where a module returns or is given the value. Which are worth it is a minimum cut: a subtraction must save more than one norm.
 
 ## What is refused
 Norms of Post-Norm models: their stream holds the output of a norm with a gain, whose mean depends on the token, and
@@ -78,7 +78,7 @@ LN(x) = g * Cx / sqrt(|Cx|^2 / D + eps) + b，其中 C 减去 D 个特征的均�
 凡未被拒绝的归一化，在推理时都精确；在半精度下误差甚至更小，因为流不再带有均值。训练时，流上的 dropout 会破坏零均值，
 梯度也会多出沿均值方向的分量。
 
-无法吸收均值的写入者（共享的嵌入、带增益的归一化）需要一次显式减法，放在某个模块返回或接收该值的地方。是否值得由最小割
+无法吸收均值的写入者（共享的嵌入、带增益的归一化、只取一部分的位置缓冲）需要一次显式减法，放在某个模块返回或接收该值的地方。是否值得由最小割
 决定：一次减法必须省下多于一个归一化。
 
 ## 何时拒绝
