@@ -16,7 +16,8 @@ In evaluation always, for every norm that is not refused; in half precision the 
 loses its mean. In training, dropout on the stream breaks the mean of zero, and gradients have a part along it.
 
 A writer that cannot absorb a mean (a tied embedding, a norm with a gain, a buffer of positions taken in part) costs
-one subtraction, made where a module returns or is given the value. Which are worth it is a minimum cut: a subtraction must save more than one norm.
+one subtraction, made where a module returns or is given the value. Which are worth it is a minimum cut: a subtraction
+must save more than one norm.
 
 ## What is refused
 Norms of Post-Norm models: their stream holds the output of a norm with a gain, whose mean depends on the token, and
