@@ -288,4 +288,5 @@ def test_two_layers_that_differ_look_different(case: Case) -> None:
 def test_is_documented_with_an_example_and_lives_in_its_namespace(case: Case) -> None:
     assert case.layer.__doc__ is not None
     assert ">>>" in case.layer.__doc__
-    assert case.layer.__subclasses__() == []
+    # but for those of conversions, which keep foreign names of tensors and call themselves like the layer
+    assert [each for each in case.layer.__subclasses__() if each.__name__ != case.layer.__name__] == []

@@ -144,9 +144,7 @@ def count_parameters(config: Any, cls: type[nn.Module] | None = None) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def build_fake(
-    config: Any, dtype: torch.dtype = torch.bfloat16, cls: type[nn.Module] | None = None
-) -> nn.Module:
+def build_fake(config: Any, dtype: torch.dtype = torch.bfloat16, cls: type[nn.Module] | None = None) -> nn.Module:
     """Return the model of a configuration, of any size, without its weights.
 
     It is built on the meta device; parameters, buffers and plain tensor attributes then become
