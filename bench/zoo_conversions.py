@@ -58,8 +58,9 @@ def examine(target: Any, name: str) -> dict[str, Any]:
 def _state(record: dict[str, Any]) -> str:
     if not record["ran"]:
         return "not run"
-    if "fault" in record or "failed" in record:
-        return "failed"
+    told = record.get("fault") or "; ".join(record.get("failed", ()))
+    if told:  # the first is the sweep's own limit, not an answer of the conversion
+        return "out of memory" if "alloc" in told else "failed"
     if not record["converted"] and not record["refused"]:
         return "has none"
     if not record["converted"]:
@@ -85,9 +86,9 @@ def page(name: str, done: dict[str, dict[str, Any]]) -> str:
 
 
 def _row(kind: str, record: dict[str, Any], state: str) -> str:
-    if state == "failed":
+    if state in ("failed", "out of memory"):
         why = record.get("fault") or "; ".join(record["failed"])
-        return f"| `{kind}` | - | - | - | - | failed: {_plain(why)} |"
+        return f"| `{kind}` | - | - | - | - | {state}{': ' + _plain(why) if state == 'failed' else ''} |"
     reasons = list(dict.fromkeys(map(_plain, record["reasons"])))
     more = f"; {len(reasons) - 2} more" if len(reasons) > 2 else ""
     gap = "-" if record.get("gap") is None else f"{record['gap']:.0e}"
