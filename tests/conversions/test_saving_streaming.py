@@ -175,28 +175,21 @@ def test_a_checkpoint_of_a_model_around_the_planned_one_is_refused(tmp_path: Pat
     assert made.changes
 
 
+def centred(source: Path, out: Path) -> None:
+    centre = plan(Recipe(keys=("embed.weight",), steps=(CENTRE,)))
+    convert_checkpoint(centre, source, out, model=Tied(), format="safetensors")
+
+
 def test_modules_that_the_plan_did_not_see_are_refused(tmp_path: Path) -> None:
     source = stored(tmp_path, {"embed.weight": torch.ones(5, 4), "decoder.norm.weight": torch.ones(4)})
     with pytest.raises(ConversionRefused, match=r"decoder\.norm\.weight: the checkpoint holds it and Tied"):
-        convert_checkpoint(
-            plan(Recipe(keys=("embed.weight",), steps=(CENTRE,))),
-            source,
-            tmp_path / "o",
-            model=Tied(),
-            format="safetensors",
-        )
+        centred(source, tmp_path / "o")
 
 
 def test_a_checkpoint_without_a_tensor_that_is_needed_is_refused(tmp_path: Path) -> None:
     source = stored(tmp_path, {"norm.weight": torch.ones(4)})
     with pytest.raises(ConversionRefused, match=r"embed\.weight: the checkpoint has no tensor of this name"):
-        convert_checkpoint(
-            plan(Recipe(keys=("embed.weight",), steps=(CENTRE,))),
-            source,
-            tmp_path / "o",
-            model=Tied(),
-            format="safetensors",
-        )
+        centred(source, tmp_path / "o")
 
 
 @pytest.mark.parametrize(

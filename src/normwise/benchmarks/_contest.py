@@ -18,18 +18,30 @@ at each call, for all of them alike.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
 import torch
 
-from normwise.benchmarks._race import Method, Prepare, Run, quartiles, race, repeated
+from normwise.benchmarks._race import Method, Prepare, Race, Run, quartiles, race, repeated
 from normwise.benchmarks._result import OURS, Row
 from normwise.benchmarks._saved import saved_bytes
 
-__all__ = ["ADD_CLONE", "BACKWARD", "BOTH", "CLONE", "FORWARD", "Built", "Contest", "Rival", "Setting"]
+__all__ = [
+    "ADD_CLONE",
+    "BACKWARD",
+    "BOTH",
+    "CLONE",
+    "FORWARD",
+    "Built",
+    "Contest",
+    "Rival",
+    "Setting",
+    "settle",
+    "times_of_models",
+]
 
 FORWARD, BACKWARD, BOTH = "forward", "backward", "forward+backward"
 CLONE, ADD_CLONE = "x.clone()", "torch.add, clone"
@@ -131,7 +143,7 @@ class Contest:
             entries.append((FORWARD, ADD_CLONE, lambda: repeated(lambda: torch.add(*inputs).clone())))
         works = {rival.name: _Work(rival, inputs, upstream) for rival in self.rivals}
         entries += [(what, rival.name, works[rival.name].prepare(what)) for what, rival in self._asked()]
-        done = race([each[2] for each in entries], method, settle=_settle(setting.device), advance=advance)
+        done = race([each[2] for each in entries], method, settle=settle(setting.device), advance=advance)
         rows = []
         for (what, name, _), seconds, calls, why in zip(entries, done.seconds, done.calls, done.why, strict=True):
             row = replace(setting.row(what, name), why=why, rounds=len(seconds), calls=calls)
@@ -221,5 +233,20 @@ def _over(ms: float | None, other: float | None) -> float | None:
     return ms / other if ms and other else None
 
 
-def _settle(device: str) -> Callable[[], Any]:
+def times_of_models(setting: Setting, what: str, names: Iterable[str], done: Race) -> list[Row]:
+    """Return a row with times for each whole model of a race that ran, or that says why it did not."""
+    rows = []
+    for name, seconds, calls, why in zip(names, done.seconds, done.calls, done.why, strict=True):
+        row = replace(setting.row(what, name), rounds=len(seconds), calls=calls, why=why)
+        if seconds:
+            low, ms, high = (1e3 * each for each in quartiles(seconds))
+            row = replace(row, ms=ms, low=low, high=high)
+        if seconds or why:
+            rows.append(row)
+    ours = next((row.ms for row in rows if row.rival == OURS), None)
+    return [replace(row, relative=row.ms / ours if row.ms and ours else None) for row in rows]
+
+
+def settle(device: str) -> Callable[[], Any]:
+    """Return what waits until all that was called on a device has run."""
     return torch.cuda.synchronize if device.startswith("cuda") else lambda: None

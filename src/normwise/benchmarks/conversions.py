@@ -8,7 +8,6 @@ is Post-Norm, they stay and are ours (``swap-layers``). Each model is proved to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,9 +16,9 @@ from torch import nn
 
 from normwise import conversions
 from normwise.benchmarks._check import Wrong
-from normwise.benchmarks._contest import FORWARD, Setting
+from normwise.benchmarks._contest import FORWARD, Setting, settle, times_of_models
 from normwise.benchmarks._options import Options
-from normwise.benchmarks._race import Method, Prepare, quartiles, race, repeated
+from normwise.benchmarks._race import Method, Prepare, race, repeated
 from normwise.benchmarks._result import OURS, Row
 from normwise.errors import TargetError
 from normwise.targets import Target, target
@@ -107,21 +106,8 @@ class _Forward:
             return lambda: repeated(call)
 
         names = [*self._raced, AS_IT_IS]
-        done = race([prepare(name) for name in names], method, settle=self._settle, advance=advance)
-        rows = []
-        for name, seconds, calls, why in zip(names, done.seconds, done.calls, done.why, strict=True):
-            row = replace(self.setting.row(FORWARD, name), rounds=len(seconds), calls=calls, why=why)
-            if seconds:
-                low, ms, high = (1e3 * each for each in quartiles(seconds))
-                row = replace(row, ms=ms, low=low, high=high)
-            if seconds or why:
-                rows.append(row)
-        ours = next((row.ms for row in rows if row.rival == OURS), None)
-        return [replace(row, relative=row.ms / ours if row.ms and ours else None) for row in rows], done.finished
-
-    def _settle(self) -> None:
-        if self.setting.device.startswith("cuda"):
-            torch.cuda.synchronize()
+        done = race([prepare(name) for name in names], method, settle=settle(self.setting.device), advance=advance)
+        return times_of_models(self.setting, FORWARD, names, done), done.finished
 
     def _original(self) -> Target:
         from transformers import BertConfig, BertModel, GPT2Config, GPT2Model

@@ -18,9 +18,9 @@ from torch import nn
 
 from normwise import layers
 from normwise.benchmarks._check import Wrong, check_layer
-from normwise.benchmarks._contest import Setting
+from normwise.benchmarks._contest import Setting, settle, times_of_models
 from normwise.benchmarks._options import Options
-from normwise.benchmarks._race import Method, Prepare, quartiles, race, repeated
+from normwise.benchmarks._race import Method, Prepare, race, repeated
 from normwise.benchmarks._result import OURS, Row
 from normwise.benchmarks._rivals import EAGER, TRANSFORMERS
 from normwise.benchmarks._saved import peak_bytes
@@ -151,23 +151,13 @@ class _Training:
 
             return make
 
-        done = race([prepare(name) for name in self._norms], method, settle=self._settle, advance=advance)
-        rows = []
-        for name, seconds, calls, why in zip(self._norms, done.seconds, done.calls, done.why, strict=True):
-            row = replace(self.setting.row(STEP, name), rounds=len(seconds), calls=calls, why=why)
-            if seconds:
-                low, ms, high = (1e3 * each for each in quartiles(seconds))
-                row = replace(row, ms=ms, low=low, high=high)
-            if seconds and done.finished:
-                row = replace(row, peak_bytes=steps[name].peak())
-            if seconds or why:
-                rows.append(row)
-        ours = next((row.ms for row in rows if row.rival == OURS), None)
-        return [replace(row, relative=row.ms / ours if row.ms and ours else None) for row in rows], done.finished
-
-    def _settle(self) -> None:
-        if self.setting.device.startswith("cuda"):
-            torch.cuda.synchronize()
+        done = race(
+            [prepare(name) for name in self._norms], method, settle=settle(self.setting.device), advance=advance
+        )
+        rows = times_of_models(self.setting, STEP, self._norms, done)
+        if done.finished:
+            rows = [replace(row, peak_bytes=steps[row.rival].peak()) if row.ms else row for row in rows]
+        return rows, done.finished
 
     def _model(self) -> Any:
         from transformers import LlamaConfig, LlamaForCausalLM

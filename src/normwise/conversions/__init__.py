@@ -28,6 +28,7 @@ from normwise.conversions._apply import apply_to_model as apply_to_model
 from normwise.conversions._apply import apply_to_state as apply_to_state
 from normwise.conversions._apply import has_storage
 from normwise.conversions._converted import Converted as Converted
+from normwise.conversions._plan import NOTHING
 from normwise.conversions._plan import Change as Change
 from normwise.conversions._plan import Plan as Plan
 from normwise.conversions._plan import Recipe as Recipe
@@ -148,7 +149,7 @@ def _copied(model: nn.Module) -> nn.Module:
 def check_changes(plan: Plan) -> None:
     """Raise ``ConversionRefused`` with every reason where a plan changes nothing."""
     if not plan.changes:
-        raise ConversionRefused([str(refusal) for refusal in plan.refused] or ["the model has no norm of this kind"])
+        raise ConversionRefused([str(refusal) for refusal in plan.refused] or [NOTHING])
 
 
 def check_proof(plan: Plan, proof: Proof) -> None:

@@ -21,7 +21,7 @@ from normwise.facts.sites import Site
 from normwise.graph import ValueKind
 from normwise.spec import PROMOTED, Cast, Gate, Modulation, NormSpec, Scope, Weight
 
-__all__ = ["Folding", "fold"]
+__all__ = ["Folding", "fold", "growth"]
 
 _WHAT = {"gain": ("weight",), "bias": ("bias",), "both": ("weight", "bias")}
 _WORDS = {"weight": "gain", "bias": "bias"}
@@ -202,7 +202,7 @@ class _Folder:
         if len(mine) != 1 or not foreign or any(self.graph.ops[i].short != "embedding" for i in others):
             raise Blocked(why, op)
         if not self.untie:
-            raise Blocked(why, op, f"untie=True copies it: {self._growth([mine[0]])}")
+            raise Blocked(why, op, f"untie=True copies it: {growth(self.facts, [mine[0]])}")
         path, _, name = mine[0].rpartition(".")
         return Recipe(keys=(mine[0],), steps=(), start=foreign[0]), [Untie(path=path, name=name, source=foreign[0])]
 
@@ -313,10 +313,6 @@ class _Folder:
         tensor = self._numbers(key)
         return tensor is not None and bool((tensor == number).all())
 
-    def _growth(self, copied: list[str]) -> str:
-        own = sum(p.numel() for p in self.facts.target.model.parameters())
-        return f"+{100 * sum(self.facts.tensors[key].numel() for key in copied) / own:.1f} % parameters"
-
     # -- notes -------------------------------------------------------------------------------------
 
     def _warn_of_uneven(self, path: str, held: dict[str, str], todo: tuple[str, ...], spec: NormSpec) -> None:
@@ -335,7 +331,7 @@ class _Folder:
         """Add the notes on the whole."""
         untied = [f"{e.path}.{e.name}" for e in self.out.edits if isinstance(e, Untie)]
         if untied:
-            self.out.notes.append(f"{', '.join(untied)} no longer shares its weight: {self._growth(untied)}")
+            self.out.notes.append(f"{', '.join(untied)} no longer shares its weight: {growth(self.facts, untied)}")
         added = sum(isinstance(e, AddBias) for e in self.out.edits)
         if added:
             which = "1 reader has a bias" if added == 1 else f"{added} readers have biases"
@@ -343,6 +339,12 @@ class _Folder:
         self.out.notes += not_checked(self.unread, self.widths)
         if self.out.changes:
             self.out.notes.append("what hooks see behind these norms is without gain or bias now; outputs are the same")
+
+
+def growth(facts: Facts, copied: Iterable[str]) -> str:
+    """Say by how much copies of parameters, given by their keys, make a model larger."""
+    own = sum(p.numel() for p in facts.target.model.parameters())
+    return f"+{100 * sum(facts.tensors[key].numel() for key in copied) / own:.1f} % parameters"
 
 
 def _takes_a_bias(module: nn.Module) -> bool:
@@ -355,6 +357,6 @@ def _takes_a_bias(module: nn.Module) -> bool:
     try:
         with torch.no_grad():
             made = probe.forward(x)
-    except Exception:
+    except Exception:  # the forward of any module, on a weight that it may not take
         return False
     return isinstance(made, torch.Tensor) and torch.equal(made, x @ weight.T + bias)

@@ -14,8 +14,11 @@ from typing import Any
 
 from normwise.conversions._edits import Edit, edit_from
 from normwise.graph import Op
+from normwise.rendering import both
 
-__all__ = ["Blocked", "Change", "Plan", "Recipe", "Refusal", "Step", "merged"]
+__all__ = ["NOTHING", "Blocked", "Change", "Plan", "Recipe", "Refusal", "Step", "merged"]
+
+NOTHING = both("the model has no norm of this kind", "模型没有这类归一化")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from normwise.conversions._plan import Change, Plan, Refusal
+from normwise.conversions._plan import NOTHING, Change, Plan, Refusal
 from normwise.rendering import both, in_language
 from normwise.rendering.collapse import collapse
 from normwise.rendering.tables import by_terminal, draw, pairs, plain_ascii
@@ -17,7 +17,6 @@ from normwise.rendering.tables import text as safe
 
 __all__ = ["text"]
 
-_NOTHING = both("the model has no norm of this kind", "模型没有这类归一化")
 _STAYS, _NOTES = both("left as it is", "保持不变"), both("notes", "说明")
 _COUNT = both("{changed} changed, {left} left as they are", "改变 {changed} 项，保持 {left} 项")
 _NEW = both("new tensors: {keys}", "新张量：{keys}")
@@ -36,7 +35,7 @@ def text(plan: Plan, target: str, *, lang: str = "en", color: bool | None = None
     if changes:
         parts += [Text(""), pairs([(safe(group.label or "-"), _changed(group.members[0], lang)) for group in changes])]
     if not plan.changes and not plan.refused:
-        parts += [Text(""), Text(f"  {in_language(_NOTHING, lang)}")]
+        parts += [Text(""), Text(f"  {in_language(NOTHING, lang)}")]
     refused = collapse(plan.refused, path=lambda refusal: refusal.path, key=_reason)
     parts += _listed(_STAYS, [(group.label, _told(group.members[0])) for group in refused], lang)
     keys = collapse(plan.created, path=str)

@@ -43,7 +43,7 @@ SliceGPT, https://arxiv.org/abs/2401.15024. Questions 60 and 63.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from inspect import signature
 
@@ -51,7 +51,7 @@ from normwise.conversions._dataflow.axes import carriers
 from normwise.conversions._dataflow.idle import like_their_siblings, not_checked
 from normwise.conversions._dataflow.streams import Cut, Hook, Streams, centred_axis
 from normwise.conversions._edits import CentreInput, CentreOutput, Edit, SwapNorm, Untie, strange_hooks
-from normwise.conversions._folding import Folding, fold
+from normwise.conversions._folding import Folding, fold, growth
 from normwise.conversions._plan import Change, Plan, Recipe, Refusal, Step, merged
 from normwise.conversions._specs import without_mean
 from normwise.facts import vocabulary as ops
@@ -124,6 +124,7 @@ def plan(
     able = [site for site in sites if reasons[site.row.path] is None]
     streams = Streams(facts, able, shifted_outputs="hidden-states" in consent, untie=untie)
     cut = streams.cut()
+    alike = _siblings(streams, cut)
     converted = {site.row.path for site in cut.norms}
     refused = [reasons[site.row.path] or _why(streams, site) for site in sites if site.row.path not in converted]
     folding = Folding()
@@ -134,12 +135,12 @@ def plan(
         conversion="rms-norm",
         options={name: value for name, value in options.items() if value},
         edits=(*folding.edits, *(e for e in _edits(streams, cut, folding) if e not in folding.edits)),
-        recipes=merged([*folding.recipes, *_recipes(streams, cut, folding)]),
+        recipes=merged([*folding.recipes, *_recipes(streams, cut, folding, alike)]),
         changes=tuple(_changes(streams, cut, folding)),
         refused=(*refused, *folding.refused),
         constants=folding.constants,
         ties=tuple(v.names for v in facts.graph.values if len(v.names) > 1),
-        notes=(*_notes(streams, cut, folding), *folding.notes),
+        notes=(*_notes(streams, cut, folding, alike), *folding.notes),
     )
 
 
@@ -245,7 +246,7 @@ def _is_centred(cut: Cut, value: int) -> bool:
     return any(value == v for v, _ in cut.parameters)
 
 
-def _recipes(streams: Streams, cut: Cut, folding: Folding) -> Iterator[Recipe]:
+def _recipes(streams: Streams, cut: Cut, folding: Folding, alike: Mapping[str, int]) -> Iterator[Recipe]:
     values = streams.graph.values
 
     def keys(value: int) -> tuple[str, ...]:
@@ -253,7 +254,7 @@ def _recipes(streams: Streams, cut: Cut, folding: Folding) -> Iterator[Recipe]:
 
     for value, axis in cut.parameters:
         yield Recipe(keys=keys(value), steps=(_centre(axis),))
-    for name, axis in _siblings(streams, cut).items():
+    for name, axis in alike.items():
         yield Recipe(keys=(name,), steps=(_centre(axis),))
     scaled: dict[str, tuple[Step, ...]] = {}
     for writer in cut.scaled:
@@ -299,15 +300,12 @@ def _where(hook: Hook) -> str:
     return "from what it returns" if hook.output else "from what it is given"
 
 
-def _notes(streams: Streams, cut: Cut, folding: Folding) -> Iterator[str]:
+def _notes(streams: Streams, cut: Cut, folding: Folding, alike: Mapping[str, int]) -> Iterator[str]:
     values = streams.graph.values
     told = any(isinstance(edit, Untie) for edit in folding.edits)
     for value in (v for v in streams.untied if _is_centred(cut, v) and not told):
-        total = sum(v.numel for v in values if v.kind is ValueKind.PARAM)
-        growth = 100 * values[value].numel * len(streams.untied[value]) / total
-        yield f"{values[value].names[0]} is no longer tied: +{growth:.1f} % parameters"
+        yield f"{values[value].names[0]} is no longer tied: {growth(streams.facts, streams.untied[value])}"
     widths = {site.row.shape[site.row.spec.axes[0]] for site in cut.norms if site.row.spec}
-    alike = _siblings(streams, cut)
     yield from not_checked({n: shape for n, shape in streams.idle.items() if n not in alike}, widths)
 
 

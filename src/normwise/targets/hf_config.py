@@ -83,7 +83,7 @@ def _rebuild(config: Any, plan: Plan) -> Any:
 def _fresh(cls: type) -> Any:
     try:
         return cls()
-    except Exception:
+    except Exception:  # whatever a configuration class of transformers asks for
         return None
 
 

@@ -16,11 +16,12 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from normwise.conversions._dataflow.axes import carriers, is_constant, is_zero
+from normwise.conversions._dataflow.axes import carriers, is_zero
 from normwise.conversions._dataflow.idle import idle_parameters
 from normwise.conversions._dataflow.liveness import ends, live_uses
 from normwise.conversions._dataflow.operands import reads_numbers
 from normwise.conversions._dataflow.questions import Questions
+from normwise.conversions._dataflow.scaled import ScaledWriter, scaled_writer
 from normwise.conversions._edits import strange_hooks
 from normwise.facts import vocabulary as ops
 from normwise.facts.facts import Facts
@@ -30,7 +31,7 @@ from normwise.facts.sites import Site
 from normwise.graph import Op, ValueKind
 from normwise.spec import Scope, Statistic
 
-__all__ = ["Cut", "Hook", "Obstacle", "ScaledWriter", "Streams", "centred_axis"]
+__all__ = ["Cut", "Hook", "Obstacle", "Streams", "centred_axis"]
 
 # a subtraction costs more than the one that a norm saves, and a little more the later it stands in the program
 _NORM, _AT_OUTPUT, _AT_INPUT, _LATEST = 1_000_000, 1_001_000, 1_002_000, 999
@@ -48,18 +49,6 @@ class Hook:
     value: int
     axis: int
     output: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledWriter:
-    """A linear map whose output is multiplied by a learned vector (LayerScale) before it is added to a stream."""
-
-    op: Op  # the product
-    axis: int
-    weight: int  # value ids of the parameters
-    dim: int  # of the output features in the weight
-    bias: int | None
-    scale: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +163,7 @@ class Streams:
             return ()
         if self._is_centred(op, value, axis):
             return ()
-        scaled = self._scaled_writer(op, value, axis)
+        scaled = scaled_writer(graph, self.uses, self.member, op, value, axis)
         if scaled is not None:
             self.scaled[value, axis] = scaled
             return ()
@@ -292,48 +281,6 @@ class Streams:
             return False
         self.untied[value].add(own)
         return True
-
-    def _scaled_writer(self, op: Op, value: int, axis: int) -> ScaledWriter | None:
-        """Read a product of a linear map's output with a learned vector, all of it used here only."""
-        if op.short not in ops.MUL or len(op.inputs) != 2:
-            return None
-        for source, factor in (op.inputs, op.inputs[::-1]):
-            scale = self._parameter_behind(factor)
-            if scale is None or is_constant(self.graph, axis, factor):
-                continue
-            if self.graph.values[scale].numel != self.graph.values[value].shape[axis]:
-                continue
-            found = self._linear_behind(source, axis)
-            if found is not None and self.graph.values[scale].numel > 1:
-                weight, dim, bias = found
-                return ScaledWriter(op=op, axis=axis, weight=weight, dim=dim, bias=bias, scale=scale)
-        return None
-
-    def _parameter_behind(self, value: int) -> int | None:
-        while len(self.uses[value]) == 1:
-            op = self.graph.producer(value)
-            if op is None:
-                return value if self.graph.values[value].kind is ValueKind.PARAM else None
-            if op.short not in ops.VIEW or len(op.inputs) != 1:
-                return None
-            value = op.inputs[0]
-        return None
-
-    def _linear_behind(self, value: int, axis: int) -> tuple[int, int, int | None] | None:
-        """Return weight, its axis of outputs, and bias of the linear map behind a value, if nobody else reads it."""
-        while len(self.uses[value]) == 1 and (op := self.graph.producer(value)) is not None:
-            found = carriers(self.graph, op, value, axis) if op.id not in self.member else None
-            if not found:
-                return None
-            own = [self.graph.values[v].kind is ValueKind.PARAM and len(self.uses[v]) == 1 for v, _ in found]
-            vectors = [v for v, _ in found if len(self.graph.values[v].shape) == 1]
-            weights = [(v, a) for v, a in found if len(self.graph.values[v].shape) > 1]
-            if all(own) and len(weights) == 1 and len(vectors) < 2:
-                return (*weights[0], vectors[0] if vectors else None)
-            if len(found) != 1:
-                return None
-            value, axis = found[0]
-        return None
 
     # -- who sees a value, and where a mean can be subtracted in between -------------------------------------
 
