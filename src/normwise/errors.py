@@ -5,7 +5,8 @@ NormwiseError
 ├── TraceError          the model did not run to its end                    exit 2
 ├── NotKnown            a fact cannot be had here: "not checked: why"
 │   └── NoNorm          a module that is no norm, where the convention of one is asked
-└── ConversionRefused   a change would alter what the model computes        exit 1
+├── ConversionRefused   a change would alter what the model computes        exit 1
+└── StudyError          a study cannot be run: its ledger, engine or data   exit 2
 
 Wrong arguments stay ``ValueError`` and ``TypeError``, as in torch.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["ConversionRefused", "NoNorm", "NormwiseError", "NotKnown", "TargetError", "TraceError"]
+__all__ = ["ConversionRefused", "NoNorm", "NormwiseError", "NotKnown", "StudyError", "TargetError", "TraceError"]
 
 
 class NormwiseError(Exception):
@@ -51,3 +52,7 @@ class ConversionRefused(NormwiseError):
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
         self.reasons = tuple(reasons)
+
+
+class StudyError(NormwiseError):
+    """A study that cannot be run: a ledger that is no ledger of it, an engine that is missing, data that changed."""

@@ -1,0 +1,58 @@
+"""Studies: claims of the field, measured on small trainings with the theory beside them; ``normwise study``.
+
+A study is one file with a docstring and ``ZH`` (its page in two languages), ``VERSION``, ``DATA`` (what it reads),
+``SEEDS``, ``trials(quick)`` (parameters), ``seconds(params)`` (what a trial costs), ``measure(params)`` (one trial),
+``CLAIMS`` (each with its judge) and ``FIGURES`` (tables and charts).
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from types import ModuleType
+
+from normwise._parts import collect
+from normwise.studies._evidence import Evidence as Evidence
+from normwise.studies._study import Claim as Claim
+from normwise.studies._study import Judgement as Judgement
+from normwise.studies._study import Outcome as Outcome
+from normwise.studies._study import Row as Row
+from normwise.studies._study import Rows as Rows
+from normwise.studies._study import Table as Table
+from normwise.studies._study import Verdict as Verdict
+
+__all__ = [
+    "Claim",
+    "Evidence",
+    "Judgement",
+    "Outcome",
+    "Row",
+    "Rows",
+    "Table",
+    "Verdict",
+    "get",
+    "names",
+]
+
+_STUDIES = collect(
+    globals(),
+    needs=("ZH", "VERSION", "DATA", "SEEDS", "seconds", "trials", "measure", "CLAIMS", "FIGURES"),
+)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the studies, in alphabetical order."""
+    return tuple(_STUDIES)
+
+
+def get(name: str) -> ModuleType:
+    """Return a study by its name; underscores are hyphens.
+
+    Raises:
+        ValueError: no such study; the nearest name is given.
+    """
+    asked = name.lower().replace("_", "-")
+    if asked not in _STUDIES:
+        near = get_close_matches(asked, _STUDIES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(_STUDIES)}"
+        raise ValueError(f"no study is called {name!r}: {hint}")
+    return _STUDIES[asked]
