@@ -25,15 +25,10 @@ class Corpus:
     digest: str  # SHA-256, hexadecimal
 
     @cached_property
-    def unigram_entropy(self) -> float:
-        """Return the validation loss, in nats, of a model that knows how frequent bytes are and nothing else.
-
-        H(p, q) = - sum_b p(b) ln q(b), p the frequencies in the validation and q those in the training part, one count
-        added to each of the 256 bytes.
-        """
-        seen = torch.bincount(self.training.long(), minlength=VOCABULARY).double() + 1
-        asked = torch.bincount(self.validation.long(), minlength=VOCABULARY).double()
-        return float(-(asked / asked.sum() * (seen / seen.sum()).log()).sum())
+    def frequencies(self) -> torch.Tensor:
+        """Return how frequent each byte is in the training part, one count added to each: float64 [256]."""
+        counts = torch.bincount(self.training.long(), minlength=VOCABULARY).double() + 1
+        return counts / counts.sum()
 
     def batch(self, size: int, length: int, generator: torch.Generator, *, held_out: bool = False) -> torch.Tensor:
         """Return random windows, int64 [size, length + 1]: inputs, and targets one byte later."""

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from normwise.studies._corpus import Corpus
+from normwise.studies._corpus import VOCABULARY, Corpus
 from normwise.theory import warm_up
 
-__all__ = ["Training", "train", "validation_loss"]
+__all__ = ["Training", "train", "unigram_loss", "validation_loss"]
 
 _HELD_OUT_SEED = 1_000_003  # the windows of the validation are the same in every trial
 _HELD_OUT_WINDOWS = 128
@@ -95,13 +95,27 @@ def train(
 @torch.no_grad()
 def validation_loss(model: nn.Module, corpus: Corpus, *, length: int = 64) -> float:
     """Return the loss on the same windows of the validation part in every trial, in nats a byte."""
-    generator = torch.Generator().manual_seed(_HELD_OUT_SEED)
-    windows = corpus.batch(_HELD_OUT_WINDOWS, length, generator, held_out=True)
     training = model.training
     model.eval()
+    windows = _held_out(corpus, length)
     loss = sum(_loss(model, some).item() * len(some) for some in windows.split(32)) / len(windows)
     model.train(training)
     return loss
+
+
+def unigram_loss(corpus: Corpus, *, length: int = 64) -> float:
+    """Return the loss on the same windows of a model that knows how frequent bytes are and nothing else.
+
+    - sum_b p(b) ln q(b), p the frequencies in the windows and q those in the training part: a model at this loss has
+      learned nothing from context.
+    """
+    asked = torch.bincount(_held_out(corpus, length)[:, 1:].flatten(), minlength=VOCABULARY).double()
+    return float(-(asked / asked.sum() * corpus.frequencies.log()).sum())
+
+
+def _held_out(corpus: Corpus, length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(_HELD_OUT_SEED)
+    return corpus.batch(_HELD_OUT_WINDOWS, length, generator, held_out=True)
 
 
 def _loss(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
