@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         placements,
         rendering,
         spec,
+        studies,
         targets,
         testing,
         theory,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from normwise.conversions.saving import load
     from normwise.errors import NormwiseError
     from normwise.spec import NormSpec, Wiring
+    from normwise.studies import study
     from normwise.targets.target import Target
     from normwise.theory import param_groups
 
@@ -76,6 +78,8 @@ __all__ = [
     "placements",
     "rendering",
     "spec",
+    "studies",
+    "study",
     "targets",
     "testing",
     "theory",
@@ -97,6 +101,7 @@ _HOMES = {
     "load": "normwise.conversions.saving",
     "map": "normwise.checkup",
     "param_groups": "normwise.theory",
+    "study": "normwise.studies",
 }
 
 

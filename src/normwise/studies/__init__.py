@@ -12,6 +12,9 @@ from types import ModuleType
 
 from normwise._parts import collect
 from normwise.studies._evidence import Evidence as Evidence
+from normwise.studies._runner import resume as resume
+from normwise.studies._runner import show as show
+from normwise.studies._runner import study as study
 from normwise.studies._study import Claim as Claim
 from normwise.studies._study import Judgement as Judgement
 from normwise.studies._study import Outcome as Outcome
@@ -31,6 +34,9 @@ __all__ = [
     "Verdict",
     "get",
     "names",
+    "resume",
+    "show",
+    "study",
 ]
 
 _STUDIES = collect(

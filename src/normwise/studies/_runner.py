@@ -1,0 +1,264 @@
+"""Runs the trials of a study that have no result yet, and reads what there is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from normwise import studies
+from normwise.errors import StudyError
+from normwise.rendering import both
+from normwise.studies._data import digests
+from normwise.studies._evidence import Evidence, Unrun
+from normwise.studies._execute import Answer, Order, execute
+from normwise.studies._ledger import Head, Ledger, Record, read, writing
+from normwise.studies._study import Row, Rows
+from normwise.studies._trials import asked
+
+if TYPE_CHECKING:
+    from normwise.studies.engines import Session
+
+__all__ = ["resume", "show", "study"]
+
+_FOLDER = Path("normwise-studies")
+_AGAIN = {"killed", "timeout", "memory"}  # may come out otherwise; an exception of a seeded trial comes again
+_WRONG_WORKER = {"version", "data"}  # no trial can be right there
+
+Advance = Callable[[str, int, int], Any]
+Told = Callable[[str], Any]
+
+
+def _silent(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """How trials are run."""
+
+    engine: str = "local"
+    workers: int | None = None
+    retries: int = 1
+    time_limit: float | None = None
+    memory_limit: int | None = None
+    advance: Advance = _silent
+    told: Told = _silent
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"a study takes 1 worker or more, given {self.workers}")
+        if self.retries < 0:
+            raise ValueError(f"a trial is tried again 0 times or more, given {self.retries}")
+        for name in ("time_limit", "memory_limit"):
+            limit = getattr(self, name)
+            if limit is not None and not limit > 0:
+                raise ValueError(f"{name} is more than 0, given {limit}")
+
+
+def study(
+    name: str,
+    *,
+    quick: bool = False,
+    seeds: int | None = None,
+    ledger: str | Path | None = None,
+    engine: str = "local",
+    workers: int | None = None,
+    retries: int = 1,
+    time_limit: float | None = None,
+    memory_limit: int | None = None,
+    advance: Advance = _silent,
+    told: Told = _silent,
+) -> Evidence:
+    """Run a study, or what of it is not in its ledger yet, and return what it found.
+
+    Ctrl-C ends it: the workers are stopped, what is done stays in the ledger, and the evidence so far is returned.
+
+    Args:
+        name: of the study.
+        quick: the small set, with one seed.
+        seeds: how many; by default 1 for the small set and the study's own number for the full one.
+        ledger: where results are kept; by default ``normwise-studies/NAME.sqlite`` under the current folder.
+        engine: "local", or the address of another.
+        workers: trials at a time; None leaves it to the engine. One for a study that measures time.
+        retries: how often a trial is tried again that was killed or went over a limit. One that raised is not: its
+            seeds are set, it would raise again. Both are tried when the study is asked for, or resumed, once more.
+        time_limit: s a trial, from the start of its process.
+        memory_limit: bytes of data a trial, beyond the libraries it loads.
+        advance: called with a sentence, what is done and of how much.
+        told: called with sentences for whoever waits; the first one is the cost.
+
+    Raises:
+        ValueError: no such study, or arguments that make no sense.
+        StudyError: its ledger, engine or data cannot be used.
+    """
+    part = studies.get(name)
+    how = _How(
+        engine=engine,
+        workers=workers,
+        retries=retries,
+        time_limit=time_limit,
+        memory_limit=memory_limit,
+        advance=advance,
+        told=told,
+    )
+    name = _name(part)
+    trials = asked(name, part, quick=quick, seeds=seeds)
+    count = len({trial.params["seed"] for trial in trials})
+    path = _FOLDER / f"{name}.sqlite" if ledger is None else Path(ledger)
+    head = Head(study=name, version=part.VERSION, data=digests(part.DATA), quick=quick, seeds=count)
+    with writing(path, head) as book:
+        book.add(trials, quick=quick, seeds=count)
+        keys = [trial.key for trial in trials]
+        _run(part, head, book, keys, how)
+        return _evidence(part, head, path, _of(book.records(), keys))
+
+
+def resume(path: str | Path, **how: Any) -> Evidence:
+    """Run the trials of a ledger that have no result, and return what the study found.
+
+    Args:
+        path: of the ledger.
+        how: what of ``study`` is not about which trials: ``engine``, ``workers``, ``retries``, the limits,
+            ``advance``, ``told``.
+
+    Raises:
+        StudyError: it is no ledger, or of a study, version or data that are not here.
+    """
+    path, settings = Path(path), _How(**how)
+    said, _ = read(path)
+    part = _part(path, said)
+    head = Head(study=said.study, version=part.VERSION, data=digests(part.DATA), quick=said.quick, seeds=said.seeds)
+    with writing(path, head) as book:
+        _run(part, head, book, [record.key for record in book.records()], settings)
+        return _evidence(part, head, path, book.records())
+
+
+def show(path: str | Path) -> Evidence:
+    """Return what a ledger holds; nothing is run.
+
+    Raises:
+        StudyError: it is no ledger, or of a study or version that is not here.
+    """
+    path = Path(path)
+    head, records = read(path)
+    return _evidence(_part(path, head), head, path, records)
+
+
+def _name(part: ModuleType) -> str:
+    return part.__name__.rpartition(".")[2].replace("_", "-")
+
+
+def _part(path: Path, head: Head) -> ModuleType:
+    try:
+        part = studies.get(head.study)
+    except ValueError:
+        raise StudyError(f"{path}: the ledger of {head.study}, a study that this normwise does not have") from None
+    if head.version != part.VERSION:
+        raise StudyError(
+            f"{path}: version {head.version} of {head.study}, begun by normwise {head.normwise}, and this is version "
+            f"{part.VERSION}: their figures differ; start another with --ledger PATH"
+        )
+    return part
+
+
+def _of(records: Iterable[Record], keys: Iterable[str]) -> list[Record]:
+    found = {record.key: record for record in records}
+    return [found[key] for key in keys]
+
+
+def _evidence(part: ModuleType, head: Head, path: Path, records: Sequence[Record]) -> Evidence:
+    names = ("params", "metrics", "seconds", "cpu_seconds", "peak_bytes", "attempts", "conditions")
+    done = [record for record in records if record.state == "done"]
+    left = [record for record in records if record.state != "done"]
+    return Evidence(
+        study=head.study,
+        part=part,
+        rows=Rows(Row(**{name: getattr(record, name) for name in names}) for record in done),
+        unrun=tuple(Unrun(params=each.params, attempts=each.attempts, error=each.error) for each in left),
+        quick=head.quick,
+        seeds=head.seeds,
+        ledger=path,
+        data=dict(head.data),
+    )
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """The trials of one call that have no result, on their way to the ledger."""
+
+    part: ModuleType
+    head: Head
+    book: Ledger
+    how: _How
+    open: deque[Record]
+    total: int
+    tries: dict[str, int] = field(default_factory=dict)
+    pending: dict[Future[Answer], Record] = field(default_factory=dict)
+
+    def drive(self, session: Session) -> None:
+        """Run them all."""
+        at_a_time = 1 if getattr(self.part, "ALONE", False) else self.total
+        while self.open or self.pending:
+            while self.open and len(self.pending) < at_a_time:
+                self.submit(session, self.open.popleft())
+            finished, _ = wait(self.pending, return_when=FIRST_COMPLETED)
+            for future in finished:
+                self.keep(self.pending[future], _result(future))
+                del self.pending[future]
+
+    def submit(self, session: Session, record: Record) -> None:
+        order = Order(
+            study=self.part.__name__,
+            version=self.head.version,
+            params=record.params,
+            data=self.head.data,
+            time_limit=self.how.time_limit,
+            memory_limit=self.how.memory_limit,
+        )
+        self.tries[record.key] = self.tries.get(record.key, 0) + 1
+        self.pending[session.submit(execute, order)] = record
+
+    def keep(self, record: Record, answer: Answer) -> None:
+        """Write an answer, and queue the trial again where that may help."""
+        if answer.outcome in _WRONG_WORKER:
+            raise StudyError(f"{answer.error}; use workers with the same Python and normwise as here")
+        again = answer.outcome in _AGAIN and self.tries[record.key] <= self.how.retries
+        self.book.keep(record.key, answer, state="done" if answer.outcome == "done" else "open" if again else "failed")
+        if again:
+            self.open.append(record)
+
+    def keep_finished(self) -> None:
+        """Write what was finished when an interrupt came."""
+        for future, record in self.pending.items():
+            if future.done() and _result(future).outcome == "done":
+                self.keep(record, _result(future))
+
+
+def _run(part: ModuleType, head: Head, book: Ledger, keys: Sequence[str], how: _How) -> None:
+    from normwise.studies import engines  # a package, which is no study: not among the names when those are collected
+
+    left = [record for record in _of(book.records(), keys) if record.state != "done"]
+    if not left:
+        how.told(both(f"all {len(keys)} trials are in {book.path}", f"全部 {len(keys)} 个试验都在 {book.path} 中"))
+        return
+    run = _Run(part=part, head=head, book=book, how=how, open=deque(left), total=len(left))
+    workers = 1 if getattr(part, "ALONE", False) else how.workers
+    try:
+        with engines.start(how.engine, workers) as session:
+            run.drive(session)
+    except KeyboardInterrupt:
+        run.keep_finished()
+
+
+def _result(future: Future[Answer]) -> Answer:
+    try:
+        return future.result()
+    except StudyError:
+        raise
+    except Exception as lost:
+        return Answer(outcome="killed", error=f"the engine lost it: {type(lost).__name__}: {lost}")
