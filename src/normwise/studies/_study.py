@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, overload
 
 from normwise.errors import NotKnown
 from normwise.rendering import Text
+from normwise.rendering.numbers import number
 from normwise.rendering.plots import Chart
 
 __all__ = ["Claim", "Figure", "Judgement", "Outcome", "Params", "Row", "Rows", "Table", "Verdict"]
@@ -175,6 +176,15 @@ class Rows(Sequence[Row]):
         """
         found = self._numbers(metric)
         return (nan, nan) if any(value != value for value in found) else (min(found), max(found))
+
+    def said(self, metric: str, digits: int = 3) -> str:
+        """Spell the mean, and the smallest and largest where there are several rows.
+
+        Raises:
+            NotKnown: no row has it.
+        """
+        mean, (low, high) = number(self.mean(metric), digits), self.spread(metric)
+        return mean if len(self.values(metric)) == 1 else f"{mean} ({number(low, digits)}..{number(high, digits)})"
 
     def curve(self, metric: str) -> tuple[list[float], list[float], list[float]]:
         """Return mean, smallest and largest over the rows at every entry of a metric that is a list.
