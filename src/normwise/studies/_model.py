@@ -1,0 +1,44 @@
+"""The language model that studies train: small, and the same but for what a study changes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from normwise.models import Decoder
+from normwise.studies._corpus import VOCABULARY
+
+__all__ = ["CONDITIONS", "HIDDEN", "LENGTH", "language_model"]
+
+HIDDEN, HEADS, LENGTH = 64, 4, 64
+# torch.nn.MultiheadAttention draws q, k and v as one matrix, fairseq and torchscale with this gain: the same thing.
+_QKV_GAIN = 1 / math.sqrt(2)
+_LINEAR = ("v", "out", "up", "down")  # what a branch is linear in; DeepNorm's beta multiplies the same
+CONDITIONS = f"hidden size {HIDDEN}, {HEADS} heads, GELU, LayerNorm, Xavier with 1/sqrt(2) on q, k, v"
+
+
+def language_model(placement: str, layers: int, *, gain: float = 1.0, **options: Any) -> Decoder:
+    """Return a model of bytes with windows of 64.
+
+    Xavier's initialisation times the placement's gains, as the classes that Post-Norm was published with have it;
+    embeddings are scaled by sqrt(H) (Vaswani et al. 2017), so that the stream starts at mean square 1.
+
+    Args:
+        placement: where the norms sit.
+        layers: their number.
+        gain: multiplies v, out, up and down at the start: the size of the branches.
+        options: of ``normwise.models.Decoder``.
+    """
+    chosen: dict[str, Any] = {"norm": "layer", "init": "xavier", "positions": "learned", "bias": True, "tied": False}
+    chosen |= {"context": LENGTH, "embedding_scale": math.sqrt(HIDDEN), "placement": placement}
+    model = Decoder(VOCABULARY, HIDDEN, layers, HEADS, **(chosen | options))
+    with torch.no_grad():
+        for name, linear in model.stack.named_modules():
+            role = name.rpartition(".")[2]
+            if isinstance(linear, nn.Linear):
+                linear.weight.mul_(_QKV_GAIN if role in ("q", "k", "v") else 1.0)
+                linear.weight.mul_(gain if role in _LINEAR else 1.0)
+    return model
