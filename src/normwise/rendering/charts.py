@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from normwise.rendering.axes import Axis
 from normwise.rendering.numbers import number, ratio
 from normwise.rendering.svg import color, element, label, picture
 
@@ -22,8 +23,6 @@ _PIN_ROW, _CELLS, _PANEL, _HEAD, _FOOT = 30, 18, 58, 30, 24  # heights
 _LABEL_GAP = 15  # between the labels at the ends of the lines, in pixels
 _CHARACTER = 7.6  # width of a small bold capital, in pixels
 _X_TICKS, _Y_TICKS = 8, 3
-_SMALLEST, _LARGEST = 1e-300, 1e300  # what an axis holds, so that its ends can be widened without overflow
-_FEWEST_FOR_LOG = 1.2  # a range below this ratio is widened, or its ticks would all read the same
 _DOTS_UP_TO = 40  # points carry a dot up to here; beyond, dots would cover the line
 _WIDEST_CELL, _MOST_CELLS = 34, 400
 _BAR, _BAR_ROW, _BAR_NAME, _BAR_LENGTH = 12, 20, 64, 250
@@ -134,66 +133,27 @@ class _Depth:
         return round(_LEFT + (step + 0.5) * self.band, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """Turns values into pixels of one panel."""
-
-    low: float
-    high: float
-    log: bool
-    top: float
-
-    @classmethod
-    def around(cls, values: Sequence[float | None], log: bool, top: float) -> _Scale:
-        usable = [value for value in values if value is not None and _fits(value, log)]
-        low, high = min(usable, default=1.0), max(usable, default=10.0)
-        if log and high / low < _FEWEST_FOR_LOG:
-            low, high = low / 2, high * 2
-        elif high == low:
-            margin = max(abs(low) / 2, 1.0)
-            low, high = low - margin, high + margin
-        return cls(low, high, log, top)
-
-    def y(self, value: float) -> float | None:
-        if not _fits(value, self.log):
-            return None
-        low, high, at = (
-            (math.log(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
-        )
-        return round(self.top + _PANEL * (1 - (at - low) / (high - low)), 1)
-
-    def ticks(self) -> list[float]:
-        if not self.log:
-            return [self.low + (self.high - self.low) * part / 2 for part in range(3)]
-        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-        for factors in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
-            ticks = [factor * 10.0**decade for decade in range(first, last + 1) for factor in factors]
-            inside = [tick for tick in ticks if self.low * 0.999 <= tick <= self.high * 1.001]
-            if len(inside) >= 2:
-                return inside[:: math.ceil(len(inside) / _Y_TICKS)]
-        return [self.low, self.high]
-
-
-def _fits(value: float, log: bool) -> bool:
-    return (_SMALLEST if log else -_LARGEST) <= value <= _LARGEST
-
-
 def _panel(depth: _Depth, panel: Panel, top: float) -> Markup:
-    scale = _Scale.around([value for each in panel.series for value in each.values], panel.log, top)
+    values = [value for each in panel.series for value in each.values]
+    scale = Axis.around(values, log=panel.log, start=top + _PANEL, end=top)
     parts = [label(_LEFT, top - 8, panel.name, name="ink", size=12), *_grid(scale)]
     parts += [_line(depth, scale, index, each) for index, each in enumerate(panel.series)]
     parts.append(_end_labels(scale, panel.series))
     return element("g", *parts)
 
 
-def _grid(scale: _Scale) -> Iterator[Markup]:
-    for tick in scale.ticks():
-        y = scale.y(tick)
+def _grid(scale: Axis) -> Iterator[Markup]:
+    for tick in scale.ticks(_Y_TICKS) if scale.log else _thirds(scale):
+        y = scale.at(tick)
         yield element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, style=color("line", "stroke"))
         yield label(_LEFT - 8, (y or 0) + 4, number(tick, 2), anchor="end", size=11)
 
 
-def _line(depth: _Depth, scale: _Scale, index: int, series: Series) -> Markup:
+def _thirds(scale: Axis) -> list[float]:
+    return [scale.low + (scale.high - scale.low) * part / 2 for part in range(3)]
+
+
+def _line(depth: _Depth, scale: Axis, index: int, series: Series) -> Markup:
     hue = f"series-{index}"
     pieces: list[list[str]] = [[]]
     marks = []
@@ -201,7 +161,7 @@ def _line(depth: _Depth, scale: _Scale, index: int, series: Series) -> Markup:
     for step, value in enumerate(series.values):
         if value is None and series.sparse:
             continue
-        y = None if value is None else scale.y(value)
+        y = None if value is None else scale.at(value)
         if y is not None:
             pieces[-1].append(f"{depth.x(step)},{y}")
             if points <= _DOTS_UP_TO and not series.dashed:
@@ -210,7 +170,7 @@ def _line(depth: _Depth, scale: _Scale, index: int, series: Series) -> Markup:
             continue
         pieces.append([])
         if value is not None:
-            marks.append(_cross(depth.x(step), scale.top, f"{series.name} {step}: {number(value)}"))
+            marks.append(_cross(depth.x(step), scale.end, f"{series.name} {step}: {number(value)}"))
     style = f"fill:none;stroke-width:2;stroke-linejoin:round;{color(hue, 'stroke')}"
     dashes = "5 4" if series.dashed else None
     lines = [
@@ -224,14 +184,14 @@ def _cross(x: float, top: float, tip: str) -> Markup:
     return element("path", element("title", tip), d=f"M{x - 4:.1f},{top - 4:g}l8,8m-8,0l8,-8", style=style)
 
 
-def _end_labels(scale: _Scale, series: Sequence[Series]) -> Markup:
+def _end_labels(scale: Axis, series: Sequence[Series]) -> Markup:
     """Write each line's name at its end, or how far a single line came; pushed apart where they would overlap."""
     ends = [(_last_y(scale, each), index) for index, each in enumerate(series)]
     floor, placed = -math.inf, []
     for y, index in sorted(ends):
         floor = max(y, floor + _LABEL_GAP)
         placed.append((floor, index))
-    over = max(0.0, floor - (scale.top + _PANEL))
+    over = max(0.0, floor - (scale.start))
     texts = [
         label(_WIDTH - _RIGHT + 10, y - over + 4, _ending(series, index), name=f"series-{index}") for y, index in placed
     ]
@@ -245,9 +205,9 @@ def _ending(series: Sequence[Series], index: int) -> str:
     return f"{number(usable[-1], 2)} {ratio(usable[0], usable[-1])}".strip() if usable else ""
 
 
-def _last_y(scale: _Scale, series: Series) -> float:
-    drawn = (y for v in reversed(series.values) if v is not None and (y := scale.y(v)) is not None)
-    return next(drawn, scale.top + 10.0)
+def _last_y(scale: Axis, series: Series) -> float:
+    drawn = (y for v in reversed(series.values) if v is not None and (y := scale.at(v)) is not None)
+    return next(drawn, scale.end + 10.0)
 
 
 def _steps(depth: _Depth, x_label: str, y: float) -> Markup:

@@ -14,7 +14,7 @@ from normwise.rendering.cleaning import clean, shorten
 
 __all__ = ["SERIES_COLORS", "color", "element", "label", "picture"]
 
-SERIES_COLORS = ("#0b62a8", "#b8500a", "#14795a", "#6b6f76")
+SERIES_COLORS = ("#0b62a8", "#b8500a", "#14795a", "#6b6f76", "#8b3fae", "#8f7200", "#0b8a9e", "#c2366f")
 _INK = {"ink": "#1d2129", "muted": "#626a76", "line": "#d5d9df", "alert": "#b42318"}
 _LONGEST_TITLE = 200
 
@@ -33,9 +33,11 @@ def element(name: str, *children: Markup | str, **attributes: object) -> Markup:
 
 
 def color(name: str, property_: str = "fill") -> str:
-    """Return a style declaration: a named colour, or ``series-n``."""
-    fallback = _INK.get(name) or SERIES_COLORS[int(name.rpartition("-")[2]) % len(SERIES_COLORS)]
-    return f"{property_}:var(--nw-{name},{fallback})"
+    """Return a style declaration: a named colour, or ``series-n``; there are eight of these, then they start again."""
+    if name in _INK:
+        return f"{property_}:var(--nw-{name},{_INK[name]})"
+    index = int(name.removeprefix("series-")) % len(SERIES_COLORS)
+    return f"{property_}:var(--nw-series-{index},{SERIES_COLORS[index]})"
 
 
 def label(x: float, y: float, content: str, *, name: str = "muted", anchor: str = "start", size: int = 12) -> Markup:
