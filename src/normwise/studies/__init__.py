@@ -11,10 +11,11 @@ from difflib import get_close_matches
 from types import ModuleType
 
 from normwise._parts import collect
+from normwise.studies import frozen_gains as frozen_gains
 from normwise.studies._evidence import Evidence as Evidence
 from normwise.studies._runner import resume as resume
+from normwise.studies._runner import run as study
 from normwise.studies._runner import show as show
-from normwise.studies._runner import study as study
 from normwise.studies._study import Claim as Claim
 from normwise.studies._study import Judgement as Judgement
 from normwise.studies._study import Outcome as Outcome
