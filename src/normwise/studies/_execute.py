@@ -52,11 +52,11 @@ class Answer:
             process ended without an answer, "stopped" when the runner ended it; "version" and "data" when the worker
             has another study or reads other bytes.
         metrics: of a trial that is done.
-        error: otherwise; the first line says it all.
+        error: otherwise: one line.
         seconds: of wall time.
         cpu_seconds: of the process.
         peak_bytes: of its resident memory.
-        conditions: versions, threads, the machine.
+        conditions: versions, threads, the machine; what was printed before it failed.
     """
 
     outcome: str
@@ -139,8 +139,9 @@ def _answer(order: Order, code: int, printed: bytes, said: bytes, ended: str | N
     try:
         return Answer(**json.loads(printed))
     except (ValueError, TypeError):
-        tail = said.decode(errors="replace").strip()[-_TAIL:]
-        return Answer(outcome="killed", error="\n".join(filter(None, [_end(code), tail])), seconds=seconds)
+        text = said.decode(errors="replace").strip()[-_TAIL:]
+        error = ": ".join(filter(None, [_end(code), text.rpartition("\n")[2]]))
+        return Answer(outcome="killed", error=error, seconds=seconds, conditions={"printed": text} if text else {})
 
 
 def _end(code: int) -> str:

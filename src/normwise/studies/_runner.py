@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,14 @@ from normwise.studies._data import digests
 from normwise.studies._evidence import Evidence, Unrun
 from normwise.studies._execute import Answer, Order, execute
 from normwise.studies._ledger import Head, Ledger, Record, read, writing
+from normwise.studies._progress import Progress, cost
 from normwise.studies._study import Row, Rows
 from normwise.studies._trials import asked
 
 if TYPE_CHECKING:
     from normwise.studies.engines import Session
 
-__all__ = ["resume", "show", "study"]
+__all__ = ["resume", "run", "show"]
 
 _FOLDER = Path("normwise-studies")
 _AGAIN = {"killed", "timeout", "memory"}  # may come out otherwise; an exception of a seeded trial comes again
@@ -60,7 +61,7 @@ class _How:
                 raise ValueError(f"{name} is more than 0, given {limit}")
 
 
-def study(
+def run(
     name: str,
     *,
     quick: bool = False,
@@ -114,7 +115,7 @@ def study(
     with writing(path, head) as book:
         book.add(trials, quick=quick, seeds=count)
         keys = [trial.key for trial in trials]
-        _run(part, head, book, keys, how)
+        _work(part, head, book, keys, how)
         return _evidence(part, head, path, _of(book.records(), keys))
 
 
@@ -123,7 +124,7 @@ def resume(path: str | Path, **how: Any) -> Evidence:
 
     Args:
         path: of the ledger.
-        how: what of ``study`` is not about which trials: ``engine``, ``workers``, ``retries``, the limits,
+        how: what of ``run`` is not about which trials: ``engine``, ``workers``, ``retries``, the limits,
             ``advance``, ``told``.
 
     Raises:
@@ -134,7 +135,7 @@ def resume(path: str | Path, **how: Any) -> Evidence:
     part = _part(path, said)
     head = Head(study=said.study, version=part.VERSION, data=digests(part.DATA), quick=said.quick, seeds=said.seeds)
     with writing(path, head) as book:
-        _run(part, head, book, [record.key for record in book.records()], settings)
+        _work(part, head, book, [record.key for record in book.records()], settings)
         return _evidence(part, head, path, book.records())
 
 
@@ -187,28 +188,31 @@ def _evidence(part: ModuleType, head: Head, path: Path, records: Sequence[Record
     )
 
 
-@dataclass(kw_only=True)
 class _Run:
     """The trials of one call that have no result, on their way to the ledger."""
 
-    part: ModuleType
-    head: Head
-    book: Ledger
-    how: _How
-    open: deque[Record]
-    total: int
-    tries: dict[str, int] = field(default_factory=dict)
-    pending: dict[Future[Answer], Record] = field(default_factory=dict)
+    def __init__(self, part: ModuleType, head: Head, book: Ledger, how: _How, left: Sequence[Record]) -> None:
+        self.part, self.head, self.book, self.how = part, head, book, how
+        self.open = deque(left)
+        self.costs = {record.key: part.seconds(record.params) for record in left}
+        self.tries = dict.fromkeys(self.costs, 0)
+        self.pending: dict[Future[Answer], Record] = {}
 
     def drive(self, session: Session) -> None:
         """Run them all."""
-        at_a_time = 1 if getattr(self.part, "ALONE", False) else self.total
+        # The engine queues them, so that workers which come later find some; those that measure time wait here.
+        workers, at_a_time = (1, 1) if _alone(self.part) else (session.workers, len(self.costs))
+        self.how.told(cost(len(self.costs), sum(self.costs.values()), workers, self.book.path))
+        progress = Progress(self.costs, workers, self.how.advance)
         while self.open or self.pending:
             while self.open and len(self.pending) < at_a_time:
                 self.submit(session, self.open.popleft())
-            finished, _ = wait(self.pending, return_when=FIRST_COMPLETED)
-            for future in finished:
-                self.keep(self.pending[future], _result(future))
+            for future in wait(self.pending, return_when=FIRST_COMPLETED).done:
+                record = self.pending[future]
+                if self.keep(record, _result(future)):
+                    self.open.append(record)
+                else:
+                    progress.finish(record.key)
                 del self.pending[future]
 
     def submit(self, session: Session, record: Record) -> None:
@@ -220,39 +224,41 @@ class _Run:
             time_limit=self.how.time_limit,
             memory_limit=self.how.memory_limit,
         )
-        self.tries[record.key] = self.tries.get(record.key, 0) + 1
+        self.tries[record.key] += 1
         self.pending[session.submit(execute, order)] = record
 
-    def keep(self, record: Record, answer: Answer) -> None:
-        """Write an answer, and queue the trial again where that may help."""
+    def keep(self, record: Record, answer: Answer) -> bool:
+        """Write an answer; return whether the trial is to be tried again."""
         if answer.outcome in _WRONG_WORKER:
             raise StudyError(f"{answer.error}; use workers with the same Python and normwise as here")
         again = answer.outcome in _AGAIN and self.tries[record.key] <= self.how.retries
         self.book.keep(record.key, answer, state="done" if answer.outcome == "done" else "open" if again else "failed")
-        if again:
-            self.open.append(record)
+        return again
 
     def keep_finished(self) -> None:
-        """Write what was finished when an interrupt came."""
+        """Write what had been finished when an interrupt came."""
         for future, record in self.pending.items():
             if future.done() and _result(future).outcome == "done":
                 self.keep(record, _result(future))
 
 
-def _run(part: ModuleType, head: Head, book: Ledger, keys: Sequence[str], how: _How) -> None:
+def _work(part: ModuleType, head: Head, book: Ledger, keys: Sequence[str], how: _How) -> None:
     from normwise.studies import engines  # a package, which is no study: not among the names when those are collected
 
     left = [record for record in _of(book.records(), keys) if record.state != "done"]
     if not left:
         how.told(both(f"all {len(keys)} trials are in {book.path}", f"全部 {len(keys)} 个试验都在 {book.path} 中"))
         return
-    run = _Run(part=part, head=head, book=book, how=how, open=deque(left), total=len(left))
-    workers = 1 if getattr(part, "ALONE", False) else how.workers
+    run = _Run(part, head, book, how, left)
     try:
-        with engines.start(how.engine, workers) as session:
+        with engines.start(how.engine, 1 if _alone(part) else how.workers) as session:
             run.drive(session)
     except KeyboardInterrupt:
         run.keep_finished()
+
+
+def _alone(part: ModuleType) -> bool:
+    return getattr(part, "ALONE", False)
 
 
 def _result(future: Future[Answer]) -> Answer:

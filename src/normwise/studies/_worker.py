@@ -67,8 +67,8 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
         said = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
         if memory and limit:
             said = f"more than the memory limit of {limit / 1e6:.0f} MB: {said}"
-        trace = traceback.format_exc()[-_TAIL:]
-        return {"outcome": "memory" if memory else "failed", "error": f"{said}\n{trace}", "conditions": _conditions()}
+        conditions = _conditions() | {"printed": traceback.format_exc()[-_TAIL:]}
+        return {"outcome": "memory" if memory else "failed", "error": said, "conditions": conditions}
 
 
 def _refusal(study: ModuleType, order: dict[str, Any]) -> dict[str, Any] | None:
