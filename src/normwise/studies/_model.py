@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from normwise.models import Decoder
+from normwise.rendering import both
 from normwise.studies._corpus import VOCABULARY
 
 __all__ = ["CONDITIONS", "HIDDEN", "LENGTH", "language_model"]
@@ -17,7 +18,10 @@ HIDDEN, HEADS, LENGTH = 64, 4, 64
 # torch.nn.MultiheadAttention draws q, k and v as one matrix, fairseq and torchscale with this gain: the same thing.
 _QKV_GAIN = 1 / math.sqrt(2)
 _LINEAR = ("v", "out", "up", "down")  # what a branch is linear in; DeepNorm's beta multiplies the same
-CONDITIONS = f"hidden size {HIDDEN}, {HEADS} heads, GELU, LayerNorm, Xavier with 1/sqrt(2) on q, k, v"
+CONDITIONS = both(
+    f"hidden size {HIDDEN}, {HEADS} heads, GELU, LayerNorm, Xavier with 1/sqrt(2) on q, k, v",
+    f"隐藏维度 {HIDDEN}，{HEADS} 个头，GELU，LayerNorm，Xavier（q、k、v 乘 1/sqrt(2)）",
+)
 
 
 def language_model(placement: str, layers: int, *, gain: float = 1.0, **options: Any) -> Decoder:

@@ -1,0 +1,323 @@
+"""Who needs a warm-up, and why
+
+## Claim
+Post-Norm does not train without a learning rate warm-up, Pre-Norm does; DeepNorm and Sandwich do as well. Usually told
+with it: the placement of the norm is the cause.
+
+## Source
+Xiong et al. 2020, arxiv.org/abs/2002.04745: Post-Norm on IWSLT14 reaches BLEU 8.45 without warm-up and about 34 with
+4,000 steps; at rate 1e-3, 500 steps of warm-up leave it at 2.77. Noci et al. 2022, arxiv.org/abs/2206.03126: tokens
+become alike with depth, and the gradients of queries and keys vanish. Wang et al. 2022, arxiv.org/abs/2203.00555:
+DeepNorm. Ding et al. 2021, arxiv.org/abs/2105.13290: Sandwich.
+
+## Method
+A causal language model of bytes: 12 layers, hidden size 64, 4 heads, GELU, LayerNorm, Xavier's initialisation with
+1/sqrt(2) on q, k and v as in torch.nn.MultiheadAttention and fairseq, embeddings times sqrt(H). AdamW(0.9, 0.98)
+without weight decay and without clipping, 400 steps of 8 windows of 64 bytes, the rate constant after a linear warm-up.
+Every placement runs with 0 and 100 steps of warm-up at 3e-4, 1e-3 and 3e-3. Then Post-Norm alone, without warm-up at
+1e-3, its branches made smaller at the start: v, out, up and down times a gain; queries and keys stay as they are.
+
+A model that ends within 0.1 nat of the unigram loss, what it would reach by counting bytes, has learned nothing from
+context. "Token cosine" is the mean cosine between the tokens of a window at the end of the stack, before training.
+
+## What would refute it
+Post-Norm that learns at 1e-3 without warm-up, or does not with it; another placement that is stuck without; and, for
+the cause, Post-Norm with small branches that still needs the warm-up.
+
+## Cost
+About 50 CPU-minutes with 3 seeds, 4 with `--quick`.
+
+## What this cannot show
+400 steps say who starts to learn, not who is better in the end: "Post-Norm is better at convergence", BLEU scores and
+the training of large models cannot be reproduced on two cores. Differences of 0.05 nat between models that learn are
+noise here, and a warm-up of a quarter of all steps costs steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from normwise.errors import NotKnown
+from normwise.rendering import both
+from normwise.rendering.numbers import number
+from normwise.rendering.plots import Chart, Line
+from normwise.studies._corpus import corpus
+from normwise.studies._model import CONDITIONS, LENGTH, language_model
+from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
+from normwise.studies._training import train, unigram_loss
+
+ZH = """谁需要预热，为什么
+
+## 主张
+没有学习率预热，Post-Norm 训练不起来，Pre-Norm 可以；DeepNorm 和 Sandwich 也可以。常见的说法还有：原因在于归一化的位置。
+
+## 出处
+Xiong 等 2020，arxiv.org/abs/2002.04745：IWSLT14 上 Post-Norm 不预热 BLEU 为 8.45，预热 4,000 步约为 34；
+学习率 1e-3 时预热 500 步只有 2.77。Noci 等 2022，arxiv.org/abs/2206.03126：词元随深度变得彼此相同，
+查询和键的梯度消失。Wang 等 2022，arxiv.org/abs/2203.00555：DeepNorm。
+Ding 等 2021，arxiv.org/abs/2105.13290：Sandwich。
+
+## 方法
+字节级因果语言模型：12 层，隐藏维度 64，4 个头，GELU，LayerNorm，Xavier 初始化，q、k、v 乘 1/sqrt(2)
+（与 torch.nn.MultiheadAttention 和 fairseq 相同），嵌入乘 sqrt(H)。AdamW(0.9, 0.98)，无权重衰减，无裁剪，
+400 步，每步 8 个 64 字节的窗口，线性预热之后学习率不变。每种位置都以 0 步和 100 步预热、
+学习率 3e-4、1e-3、3e-3 训练。然后只看 Post-Norm：不预热，学习率 1e-3，初始时把分支变小：
+v、out、up、down 乘以一个增益，查询和键不变。
+
+单元损失是只数字节频率能达到的损失；结束时与它相差不到 0.1 nat 的模型没有从上下文学到任何东西。
+“词元余弦”是训练前堆叠末端同一窗口内词元之间余弦的平均值。
+
+## 什么会推翻它
+Post-Norm 在 1e-3 不预热也能学，或预热了也学不了；别的位置不预热就停住；
+至于原因：分支很小的 Post-Norm 仍然需要预热。
+
+## 开销
+3 个种子约 50 CPU 分钟，`--quick` 约 4 分钟。
+
+## 这里无法说明的
+400 步只说明谁开始学习，不说明最终谁更好：“Post-Norm 收敛后更好”、BLEU 分数和大模型的训练在两个核上无法重现。
+能学的模型之间 0.05 nat 的差别在这里是噪声；占全部步数四分之一的预热本身也要花掉步数。
+"""
+
+VERSION = 1
+DATA = ("standard-library",)
+SEEDS = 3
+
+_LAYERS, _STEPS, _BATCH, _WARM_UP = 12, 400, 8, 100
+_PLACEMENTS = ("post", "pre", "deep-norm", "sandwich")
+_RATES = (3e-4, 1e-3, 3e-3)
+_RATE = 1e-3  # of the sweep over gains, and where the claims are judged
+_GAINS = (0.1, 0.3, 0.5, 0.7)
+_QUICK_GAIN = 0.3
+# Runs that stay at the unigram loss end within 0.02 nat of it; one that has begun to use the byte before is at least
+# 0.2 below it. Halfway on a log scale lies 0.06; 0.1 leaves room.
+_STUCK = 0.1
+
+
+def trials(quick: bool) -> list[dict[str, Any]]:
+    """Return the grid: placements, warm-ups and rates, then the gains of Post-Norm."""
+    warmed = [_trial("post", _WARM_UP)]
+    plain = [_trial(placement) for placement in _PLACEMENTS]
+    if quick:
+        return [*plain, *warmed, _trial("post", gain=_QUICK_GAIN)]
+    first = [*plain, *warmed, *(_trial("post", gain=gain) for gain in _GAINS)]
+    grid = [_trial(p, w, rate) for rate in _RATES for w in (0, _WARM_UP) for p in _PLACEMENTS]
+    return [*first, *(trial for trial in grid if trial not in first)]
+
+
+def _trial(placement: str, warm_up: int = 0, rate: float = _RATE, gain: float = 1.0) -> dict[str, Any]:
+    shape = {"layers": _LAYERS, "steps": _STEPS, "batch": _BATCH}
+    return {"placement": placement, "warm_up": warm_up, "rate": rate, "gain": gain, **shape}
+
+
+def seconds(params: Params) -> float:
+    """Return the CPU-seconds of a trial."""
+    return 4 + 0.0009 * params["layers"] * params["steps"] * params["batch"]
+
+
+def measure(params: Params) -> dict[str, Any]:
+    """Train one model."""
+    torch.manual_seed(params["seed"])
+    read = corpus()
+    model = language_model(params["placement"], params["layers"], gain=params["gain"])
+    cosine = _token_cosine(model, read.batch(4, LENGTH - 1, torch.Generator().manual_seed(0)))
+    trained = train(
+        model, read, rate=params["rate"], warm_up_steps=params["warm_up"], steps=params["steps"], seed=params["seed"],
+        batch=params["batch"],
+    )  # fmt: skip
+    return {
+        "validation": trained.validation,
+        "unigram": unigram_loss(read),
+        "steps": trained.steps,
+        "losses": trained.losses,
+        "largest": trained.largest,
+        "token_cosine": cosine,
+    }
+
+
+@torch.no_grad()
+def _token_cosine(model: Any, ids: torch.Tensor) -> float:
+    """Return the mean cosine between two tokens of a window where the stream ends; 1: they cannot be told apart."""
+    x = F.normalize(model.stack(model.embedding(ids, 0), attention={"mask": None, "cache": None}).double(), dim=-1)
+    length = x.shape[1]
+    return float((x.sum(1).square().sum(-1) - length).mean() / (length * (length - 1)))
+
+
+def _learned(rows: Rows) -> int:
+    """Return how many of the runs ended below the unigram loss."""
+    return sum(v < u - _STUCK for v, u in zip(rows.values("validation"), rows.values("unigram"), strict=True))
+
+
+def _all_learn(rows: Rows) -> bool:
+    return _learned(rows) == len(rows)
+
+
+def _none_learns(rows: Rows) -> bool:
+    return _learned(rows) == 0
+
+
+def _at(rows: Rows, placement: str, warm_up: int = 0, rate: float = _RATE, gain: float = 1.0) -> Rows:
+    return rows.where(placement=placement, warm_up=warm_up, rate=rate, gain=gain)
+
+
+def _ends(rows: Rows) -> str:
+    return rows.said("validation")
+
+
+def _post_needs(rows: Rows) -> Judgement:
+    cold, warm = _at(rows, "post"), _at(rows, "post", _WARM_UP)
+    unigram = number(rows.mean("unigram"), 3)
+    en = f"at 1e-3 it ends at {_ends(cold)} nats without warm-up and at {_ends(warm)} with 100 steps; unigram {unigram}"
+    zh = f"学习率 1e-3 时，不预热结束于 {_ends(cold)} nat，预热 100 步结束于 {_ends(warm)}；单元损失 {unigram}"
+    if not (_none_learns(cold) and _all_learn(warm)):
+        mixed = not (_all_learn(cold) or _none_learns(warm))
+        return Judgement(Outcome.DEPENDS if mixed else Outcome.REFUTED, both(en, zh))
+    other = [rate for rate in _RATES if rows.has(placement="post", rate=rate, warm_up=_WARM_UP)]
+    unneeded = [rate for rate in other if _all_learn(_at(rows, "post", 0, rate))]
+    useless = [rate for rate in other if _none_learns(_at(rows, "post", _WARM_UP, rate))]
+    if unneeded or useless:
+        more = [(f"at {number(rate)} it learns without", f"{number(rate)} 时不预热也能学") for rate in unneeded]
+        more += [(f"at {number(rate)} warm-up does not help", f"{number(rate)} 时预热也没有用") for rate in useless]
+        en, zh = "; ".join([en, *(a for a, _ in more)]), "；".join([zh, *(b for _, b in more)])
+        return Judgement(Outcome.DEPENDS, both(f"the rate: {en}", f"学习率：{zh}"))
+    return Judgement(Outcome.CONFIRMED, both(en, zh))
+
+
+def _others_learn(rows: Rows, placements: tuple[str, ...]) -> Judgement:
+    found = {p: [(rate, _at(rows, p, 0, rate)) for rate in _RATES if rows.has(placement=p, rate=rate, warm_up=0)]
+             for p in placements}  # fmt: skip
+    if not all(found.values()):
+        raise NotKnown("no trial of " + " and ".join(p for p in placements if not found[p]) + " has been run")
+    said = "; ".join(f"{p} " + ", ".join(f"{_ends(r)} at {number(rate)}" for rate, r in f) for p, f in found.items())
+    runs = [each for some in found.values() for each in some]
+    stuck = [rate for rate, some in runs if not _all_learn(some)]
+    outcome = Outcome.CONFIRMED if not stuck else Outcome.REFUTED if _RATE in stuck else Outcome.DEPENDS
+    where_en, where_zh = ("the rate: ", "学习率：") if outcome is Outcome.DEPENDS else ("", "")
+    return Judgement(outcome, both(f"{where_en}without warm-up: {said}", f"{where_zh}不预热：{said}"))
+
+
+def _pre_learns(rows: Rows) -> Judgement:
+    return _others_learn(rows, ("pre",))
+
+
+def _deep_norm_and_sandwich_learn(rows: Rows) -> Judgement:
+    return _others_learn(rows, ("deep-norm", "sandwich"))
+
+
+def _placement_is_the_cause(rows: Rows) -> Judgement:
+    cold = _at(rows, "post")
+    sweep = [(gain, _at(rows, "post", gain=gain)) for gain in _GAINS if rows.has(placement="post", gain=gain)]
+    if not sweep:
+        raise NotKnown("no trial of Post-Norm with small branches has been run")
+    said = ", ".join(f"{number(gain)}: {_ends(some)}" for gain, some in sweep)
+    cosines = f"{number(cold.mean('token_cosine'), 2)} -> {number(sweep[0][1].mean('token_cosine'), 2)}"
+    learning = [gain for gain, some in sweep if _all_learn(some)]
+    tail_en = f"nats by gain {said}; 1: {_ends(cold)}; token cosine at the start {cosines}"
+    tail_zh = f"各增益的损失（nat）{said}；1：{_ends(cold)}；初始词元余弦 {cosines}"
+    if _none_learns(cold) and learning:
+        top = number(max(learning))
+        en = f"the same Post-Norm without warm-up learns when its branches start smaller, up to gain {top}; {tail_en}"
+        zh = f"同样不预热的 Post-Norm，只要分支初始更小（增益不超过 {top}）就能学；{tail_zh}"
+        return Judgement(Outcome.REFUTED, both(en, zh))
+    if _none_learns(cold):
+        return Judgement(
+            Outcome.CONFIRMED, both(f"small branches do not help: {tail_en}", f"小分支没有帮助：{tail_zh}")
+        )
+    return Judgement(Outcome.DEPENDS, both(f"it learns without warm-up: {tail_en}", f"不预热也能学：{tail_zh}"))
+
+
+CLAIMS = (
+    Claim(
+        both("Post-Norm trains only with warm-up", "Post-Norm 只有预热才能训练"),
+        "Xiong et al. 2020, arxiv.org/abs/2002.04745",
+        _post_needs,
+    ),
+    Claim(
+        both("Pre-Norm needs no warm-up", "Pre-Norm 不需要预热"),
+        "Xiong et al. 2020, arxiv.org/abs/2002.04745",
+        _pre_learns,
+    ),
+    Claim(
+        both("DeepNorm and Sandwich need no warm-up", "DeepNorm 和 Sandwich 不需要预热"),
+        "Wang et al. 2022, arxiv.org/abs/2203.00555; Ding et al. 2021, arxiv.org/abs/2105.13290",
+        _deep_norm_and_sandwich_learn,
+    ),
+    Claim(
+        both("The placement of the norm is why Post-Norm needs it", "Post-Norm 需要预热的原因是归一化的位置"),
+        "common notes; against it: Noci et al. 2022, arxiv.org/abs/2206.03126",
+        _placement_is_the_cause,
+    ),
+)
+
+_NOTE = both(
+    f"{_LAYERS} layers, {CONDITIONS}; AdamW, {_STEPS} steps of {_BATCH} x {LENGTH} bytes, no clipping",
+    f"{_LAYERS} 层，{CONDITIONS.zh}；AdamW，{_STEPS} 步，每步 {_BATCH} x {LENGTH} 字节，无裁剪",
+)
+
+
+def _losses(rows: Rows) -> Table:
+    grid = rows.where(gain=1.0)
+    rates = sorted(grid.distinct("rate"))
+    lines = []
+    for placement in grid.distinct("placement"):
+        for warm_up in sorted(grid.where(placement=placement).distinct("warm_up")):
+            asked = [{"placement": placement, "warm_up": warm_up, "rate": rate} for rate in rates]
+            cells = [_ends(grid.where(**params)) if grid.has(**params) else None for params in asked]
+            lines.append((placement, str(warm_up), *cells))
+    unigram = number(rows.mean("unigram"), 3)
+    return Table(
+        title=both("Validation loss by placement, warm-up and rate, nats", "验证损失（nat）：位置、预热步数、学习率"),
+        columns=(both("placement", "位置"), both("warm-up", "预热"), *map(number, rates)),
+        rows=tuple(lines),
+        note=both(f"{_NOTE}; unigram loss {unigram}", f"{_NOTE.zh}；单元损失 {unigram}"),
+    )
+
+
+def _curves(rows: Rows) -> Chart:
+    lines = [_curve(both(f"{p}, no warm-up", f"{p}，不预热"), _at(rows, p)) for p in _PLACEMENTS]
+    lines.append(_curve(both("post, 100 steps", "post，预热 100 步"), _at(rows, "post", _WARM_UP)))
+    ends = lines[0].x[0], lines[0].x[-1]
+    flat = (rows.mean("unigram"),) * 2
+    return Chart(
+        title=both("Training loss at 1e-3", "学习率 1e-3 时的训练损失"),
+        x_label=both("step", "步"),
+        y_label=both("loss, nats a byte", "损失，nat/字节"),
+        lines=(*lines, Line(name=both("unigram loss", "单元损失"), x=ends, y=flat, theory=True)),
+        note=_NOTE,
+    )
+
+
+def _curve(name: str, rows: Rows) -> Line:
+    mean, low, high = rows.curve("losses")
+    steps = max(rows.values("steps"), key=len)[: len(mean)]
+    return Line(name=name, x=tuple(map(float, steps)), y=tuple(mean), low=tuple(low), high=tuple(high))
+
+
+def _gains(rows: Rows) -> Chart:
+    sweep = rows.where(placement="post", warm_up=0, rate=_RATE)
+    gains = sorted(sweep.distinct("gain"))
+    if len(gains) < 2:
+        raise NotKnown("no trial of Post-Norm with small branches has been run")
+    each = [sweep.where(gain=gain) for gain in gains]
+    measured = Line(
+        name=both("Post-Norm, no warm-up", "Post-Norm，不预热"),
+        x=tuple(gains),
+        y=tuple(some.mean("validation") for some in each),
+        low=tuple(some.spread("validation")[0] for some in each),
+        high=tuple(some.spread("validation")[1] for some in each),
+    )
+    ends, flat = (gains[0], gains[-1]), (rows.mean("unigram"),) * 2
+    return Chart(
+        title=both("The same Post-Norm with smaller branches at the start", "初始分支更小的同一个 Post-Norm"),
+        x_label=both("gain of v, out, up and down", "v、out、up、down 的增益"),
+        y_label=both("validation loss, nats", "验证损失，nat"),
+        lines=(measured, Line(name=both("unigram loss", "单元损失"), x=ends, y=flat, theory=True)),
+        log_x=True,
+        note=both(f"{_NOTE}; rate 1e-3", f"{_NOTE.zh}；学习率 1e-3"),
+    )
+
+
+FIGURES = (_losses, _curves, _gains)
