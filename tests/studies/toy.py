@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,30 @@ def _fill(params: dict[str, Any]) -> dict[str, Any]:
     return {"length": len(bytearray(params["bytes"]))}
 
 
+def _fill_tensor(params: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    return {"length": torch.zeros(params["bytes"], dtype=torch.uint8).numel()}
+
+
+def _leave_a_child(params: dict[str, Any]) -> dict[str, Any]:
+    child = subprocess.Popen(["sleep", "60"])
+    Path(params["child"]).write_text(str(child.pid))
+    return _number(params)
+
+
+def _spin(params: dict[str, Any]) -> dict[str, Any]:
+    """Keep the interpreter busy, as a training does."""
+    until = time.monotonic() + params["seconds"]
+    while time.monotonic() < until:
+        pass
+    return _number(params)
+
+
+def _bulk(params: dict[str, Any]) -> dict[str, Any]:
+    return {"value": _number(params)["value"], "list": [at + 0.1 for at in range(1000)]}
+
+
 def _text(params: dict[str, Any]) -> dict[str, Any]:
     return {"value": Path()}
 
@@ -88,5 +113,9 @@ _DOES = {
     "die": _die,
     "die once": _die_once,
     "fill": _fill,
+    "fill tensor": _fill_tensor,
+    "leave a child": _leave_a_child,
+    "spin": _spin,
+    "bulk": _bulk,
     "text": _text,
 }
