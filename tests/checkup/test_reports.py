@@ -25,7 +25,6 @@ from tests.checkup.sample_reports import HOSTILE, SAMPLES, decoder, empty, encod
 
 PART_FILES = files("normwise.checkup.reports")
 SCHEMA = json.loads(PART_FILES.joinpath("schema-1.json").read_text("utf-8"))
-TEMPLATE = PART_FILES.joinpath("report.html.jinja").read_text("utf-8")
 SNAPSHOT = Path(__file__).parent.parent / "data" / "report_sample.txt"
 
 every_format = pytest.mark.parametrize("name", reports.names())
@@ -663,46 +662,7 @@ def test_a_page_names_the_file_of_the_rule_in_its_language() -> None:
     assert "docs/rules/PLC001.md" in report.to_html()
 
 
-# the template
-
-
-def unquoted(template: str) -> list[str]:
-    markup = re.sub(r"\{#.*?#\}|\{%.*?%\}|<style>.*?</style>", " ", template, flags=re.DOTALL)
-    markup = re.sub(r"\{\{.*?\}\}", "X", markup, flags=re.DOTALL)
-    tags = re.findall(r"<[a-zA-Z][^<>]*>", re.sub(r'="[^"]*"', '=""', markup))
-    return [tag for tag in tags if not re.fullmatch(r'<[a-zA-Z0-9]+(\s+[a-zA-Z-]+="")*\s*>', tag)]
-
-
-def test_every_attribute_of_the_template_is_quoted() -> None:
-    assert unquoted(TEMPLATE.replace("<!DOCTYPE html>", "")) == []
-
-
-@pytest.mark.parametrize("bad", ["<p class={{ x }}>", "<p class='{{ x }}'>", "<p hidden>", "<p {{ x }}>"])
-def test_the_guard_sees_an_attribute_without_quotes(bad: str) -> None:
-    assert unquoted(bad)
-
-
-def test_the_template_switches_no_escape_off() -> None:
-    assert not re.search(r"\|\s*safe|autoescape|Markup", TEMPLATE)
-
-
 # the pages of rules in a report
-
-
-def test_a_page_is_cut_into_headings_paragraphs_and_code() -> None:
-    text = "\n## Why\nA `b`\nc.\n- one\n  more\n- two\n\n```python\nx = 1\n\ny = 2\n```\nEnd."
-    assert list(_pages.blocks(text)) == [
-        ("h", [(False, "Why")]),
-        ("p", [(False, "A "), (True, "b"), (False, " c.")]),
-        ("p", [(False, "- one more")]),
-        ("p", [(False, "- two")]),
-        ("code", [(True, "x = 1\n\ny = 2")]),
-        ("p", [(False, "End.")]),
-    ]
-
-
-def test_the_end_of_a_line_is_no_space_between_chinese_characters() -> None:
-    assert list(_pages.blocks("残差\n流，\nPre 归一化")) == [("p", [(False, "残差流， Pre 归一化")])]
 
 
 def test_a_code_that_no_rule_has_has_no_page() -> None:

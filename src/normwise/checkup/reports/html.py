@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from normwise.checkup.finding import Finding
@@ -24,6 +21,8 @@ from normwise.rendering.cleaning import clean, shorten
 from normwise.rendering.collapse import collapse_paths
 from normwise.rendering.drawing import Block, block
 from normwise.rendering.numbers import number
+from normwise.rendering.pages import page_template
+from normwise.rendering.prose import prose
 
 if TYPE_CHECKING:
     from normwise.checkup.report import Report
@@ -73,7 +72,7 @@ class _FindingView:
     bars: Markup | None
     again: str
     explained: str
-    page: list[tuple[str, list[tuple[bool, str]]]]
+    page: Markup
     docs: str
 
 
@@ -88,7 +87,7 @@ def render(report: Report, *, full: bool = False, lang: str = "en") -> str:
     say = words(lang)
     rows = _view.norm_rows(report.norms, say, full=full)
     most_rows, most_paths = (None, None) if full else (_MOST_ROWS, _MOST_PATHS)
-    return _template().render(
+    return page_template("normwise.checkup.reports", "report.html.jinja").render(
         report=report,
         say=say,
         lang="zh-CN" if lang == "zh" else "en",
@@ -119,25 +118,6 @@ def render(report: Report, *, full: bool = False, lang: str = "en") -> str:
         environment=_environment(report, say),
         tolerances=_tolerances(report, say),
     )
-
-
-@cache
-def _template() -> Template:
-    """Compile the page once; every expression in it passes ``_shown``, then the autoescape."""
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    source = files("normwise.checkup.reports").joinpath("report.html.jinja").read_text("utf-8")
-    return environment.from_string(source)
-
-
-def _shown(value: Any) -> Any:
-    return value if isinstance(value, Markup) else clean(value)
 
 
 def _tiles(report: Report, rows: Sequence[_view.NormRow], say: Words) -> list[tuple[str, str, str]]:
@@ -187,7 +167,7 @@ def _finding(finding: Finding, say: Words, most: int | None, again: str, page: s
         bars=_bars(finding, say),
         again=again,
         explained=_view.explained(finding, say),
-        page=list(_pages.blocks(page)),
+        page=prose(page),
         docs=_pages.file_of(finding.docs, say.lang),
     )
 
