@@ -96,7 +96,7 @@ def _spin(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bulk(params: dict[str, Any]) -> dict[str, Any]:
-    return {"value": _number(params)["value"], "list": [at + 0.1 for at in range(1000)]}
+    return {"value": _number(params)["value"], "list": [at + 0.1 for at in range(5000)]}
 
 
 def _text(params: dict[str, Any]) -> dict[str, Any]:

@@ -135,6 +135,8 @@ def resume(path: str | Path, **how: Any) -> Evidence:
     part = _part(path, said)
     head = Head(study=said.study, version=part.VERSION, data=digests(part.DATA), quick=said.quick, seeds=said.seeds)
     with writing(path, head) as book:
+        if not book.records():  # a kill came between its beginning and the request for trials
+            book.add(asked(said.study, part, quick=said.quick, seeds=said.seeds), quick=said.quick, seeds=said.seeds)
         _work(part, head, book, [record.key for record in book.records()], settings)
         return _evidence(part, head, path, book.records())
 

@@ -29,13 +29,12 @@ class Execute(Protocol):
 
 
 class Session(Protocol):
-    """An engine at work.
+    """An engine at work."""
 
-    Args:
-        workers: trials that it runs at a time, as far as it knows.
-    """
-
-    workers: int
+    @property
+    def workers(self) -> int:
+        """Return how many trials it runs at a time, as far as it knows."""
+        ...
 
     def submit(self, function: Execute, order: Order) -> Future[Answer]:
         """Queue a trial; a future that raises anything but ``StudyError`` is a trial that was lost."""

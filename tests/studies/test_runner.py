@@ -1,0 +1,505 @@
+"""A run loses nothing that was written, whatever ends it, and a second one runs only what is open."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import resource
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import normwise as nw
+from normwise import studies
+from normwise.errors import StudyError
+from normwise.rendering import in_language
+from normwise.studies import engines
+from normwise.studies._execute import Answer, execute
+from normwise.studies._ledger import Head, read, writing
+from tests.studies import toy
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the toy a study of this process; its workers find it by its module."""
+    monkeypatch.setitem(studies._STUDIES, "toy", toy)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return tmp_path / "toy.sqlite"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Return the file in which every start of a trial leaves a line: process, trial."""
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def asks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the toy ask for these trials."""
+
+    def ask(*params: dict[str, Any]) -> None:
+        monkeypatch.setattr(toy, "trials", lambda quick: [{"at": at, **each} for at, each in enumerate(params)])
+
+    return ask
+
+
+def starts(log: Path) -> list[list[int]]:
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [[int(number) for number in line.split()] for line in lines if line.count(" ") == 1]
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs: one that is over and not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def eventually(holds: Callable[[], Any], within: float = 20) -> bool:
+    deadline = time.monotonic() + within
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def intact(path: Path) -> bool:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def done(path: Path) -> dict[int, float]:
+    """Return the values that are in the ledger, by trial."""
+    try:
+        records = read(path)[1]
+    except (StudyError, KeyError):  # it is being begun
+        return {}
+    return {record.params["at"]: record.metrics["value"] for record in records if record.state == "done"}
+
+
+class Elsewhere:
+    """A run in a process of its own, in a group of its own, as in a terminal."""
+
+    def __init__(self, path: Path, **given: Any) -> None:
+        context = get_context("fork")  # a fresh interpreter would take seconds to load torch
+        self.said, sends = context.Pipe(duplex=False)
+        self.process = context.Process(target=_run_elsewhere, args=(sends, path, given))
+        self.process.start()
+        sends.close()
+
+    def signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        eventually(lambda: os.getpgid(self.process.pid or 0) == self.process.pid)
+        os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def result(self) -> Any:
+        self.process.join(20)
+        return self.said.recv()
+
+
+def _run_elsewhere(sends: Connection, path: Path, given: dict[str, Any]) -> None:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "largest_file" in given:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (given.pop("largest_file"),) * 2)
+    try:
+        evidence = studies.study("toy", ledger=path, seeds=1, **given)
+        sends.send((len(evidence.rows), len(evidence.unrun)))
+    except BaseException as error:
+        sends.send((type(error).__name__, str(error)))
+
+
+# What a run gives
+
+
+def test_a_study_runs_and_its_ledger_shows_the_same(ledger: Path) -> None:
+    said: list[str] = []
+    evidence = nw.study("toy", ledger=ledger, told=said.append)
+    assert evidence.finished
+    assert [row.metrics["value"] for row in evidence.rows] == [0, 10, 20, 30, 1, 11, 21, 31]
+    assert (evidence.study, evidence.quick, evidence.seeds, evidence.ledger) == ("toy", False, 2, ledger)
+    assert evidence.rows[0].peak_bytes > 0
+    assert list(studies.show(ledger).rows) == list(evidence.rows)
+    assert intact(ledger)
+    assert said == [f"8 trials, about 1 second of CPU time: 1 second on {workers()} workers; ledger {ledger}"]
+    assert in_language(said[0], "zh").startswith("8 个试验，CPU 时间约 1 秒：")
+
+
+def workers() -> int:
+    with engines.start("local", None) as session:
+        return session.workers
+
+
+def test_the_ledger_is_under_the_current_folder_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: Callable[..., None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asks({"does": "number"})
+    assert studies.study("toy", quick=True).ledger == Path("normwise-studies/toy.sqlite")
+    assert (tmp_path / "normwise-studies" / "toy.sqlite").exists()
+
+
+def test_asking_for_more_runs_only_what_is_new(ledger: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [{"does": "number", "at": at, "log": str(log)} for at in range(4)]
+    monkeypatch.setattr(toy, "trials", lambda quick: every[2:] if quick else every)
+    said: list[str] = []
+    quick = studies.study("toy", quick=True, ledger=ledger)
+    assert [row.params["at"] for row in quick.rows] == [2, 3]
+    full = studies.study("toy", seeds=1, ledger=ledger, told=said.append)
+    assert [row.params["at"] for row in full.rows] == [0, 1, 2, 3]
+    assert said[0].startswith("2 trials, ")
+    seeds = studies.study("toy", seeds=2, ledger=ledger)
+    assert [row.params["seed"] for row in seeds.rows] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert len(starts(log)) == 8
+    assert list(studies.study("toy", quick=True, ledger=ledger, told=said.append).rows) == list(quick.rows)
+    assert said[-1] == f"all 2 trials are in {ledger}"
+    assert len(starts(log)) == 8
+    shown = studies.show(ledger)
+    assert (shown.quick, shown.seeds, len(shown.rows)) == (False, 2, 8)
+
+
+def test_what_diverged_is_kept_as_it_was(ledger: Path, asks: Callable[..., None]) -> None:
+    asks({"does": "odd numbers"})
+    (row,) = studies.study("toy", quick=True, ledger=ledger).rows
+    assert math.isnan(row.metrics["nan"])
+    assert studies.show(ledger).rows[0].metrics["inf"] == math.inf
+
+
+def test_progress_is_told_in_expected_time(ledger: Path, asks: Callable[..., None]) -> None:
+    asks({"does": "number"}, {"does": "raise"}, {"does": "number"})
+    told: list[tuple[str, int, int]] = []
+    studies.study("toy", quick=True, ledger=ledger, advance=lambda *said: told.append(said))
+    assert [(at, total) for _, at, total in told] == [(0, 300), (100, 300), (200, 300), (300, 300)]
+    assert told[0][0] == "0 of 3 trials, about 1 second left"
+    assert in_language(told[3][0], "zh").startswith("3/3 个试验")
+
+
+def test_a_study_that_measures_time_runs_one_trial_at_a_time(
+    ledger: Path, asks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toy, "ALONE", True, raising=False)
+    asks({"does": "number"}, {"does": "number"}, {"does": "number"})
+    most: list[int] = []
+
+    class Session:
+        workers = 8
+
+        def submit(self, function: Any, order: Any) -> Future[Answer]:
+            most.append(order.params["at"])
+            future: Future[Answer] = Future()
+            future.set_result(function(order))
+            return future
+
+    @contextmanager
+    def start(text: str, workers: int | None) -> Iterator[Session]:
+        assert workers == 1
+        yield Session()
+
+    monkeypatch.setattr(engines, "start", start)
+    said: list[str] = []
+    assert studies.study("toy", quick=True, ledger=ledger, told=said.append).finished
+    assert "on 1 worker;" in said[0]
+
+
+# Trials that go wrong
+
+
+def test_a_trial_that_raises_is_not_tried_again_and_the_others_run(
+    ledger: Path, log: Path, asks: Callable[..., None]
+) -> None:
+    asks({"does": "raise", "log": str(log)}, {"does": "number"})
+    evidence = studies.study("toy", quick=True, ledger=ledger, retries=3)
+    assert [row.params["at"] for row in evidence.rows] == [1]
+    (unrun,) = evidence.unrun
+    assert (unrun.attempts, unrun.error) == (1, "ArithmeticError: trial 0 does not converge")
+    assert len(starts(log)) == 1
+    studies.resume(ledger)
+    assert len(starts(log)) == 2
+
+
+def test_a_worker_that_is_killed_loses_only_its_trial_which_is_tried_again(
+    ledger: Path, log: Path, asks: Callable[..., None]
+) -> None:
+    asks({"does": "die once", "log": str(log)}, {"does": "number"}, {"does": "number"})
+    evidence = studies.study("toy", quick=True, ledger=ledger)
+    assert evidence.finished
+    assert [row.attempts for row in evidence.rows] == [2, 1, 1]
+
+
+def test_kill_9_of_a_worker_from_outside_loses_only_its_trial(
+    ledger: Path, log: Path, asks: Callable[..., None]
+) -> None:
+    asks({"does": "sleep", "seconds": 0.5, "log": str(log)}, {"does": "number"})
+    run = Elsewhere(ledger)
+    assert eventually(lambda: starts(log))
+    os.kill(starts(log)[0][0], signal.SIGKILL)
+    assert run.result() == (2, 0)
+    assert Counter(at for _, at in starts(log)) == {0: 2}
+
+
+@pytest.mark.parametrize(("retries", "attempts"), [(0, 1), (2, 3)])
+def test_a_trial_that_is_always_killed_is_given_up(
+    retries: int, attempts: int, ledger: Path, asks: Callable[..., None]
+) -> None:
+    asks({"does": "die"}, {"does": "number"})
+    evidence = studies.study("toy", quick=True, ledger=ledger, retries=retries)
+    (unrun,) = evidence.unrun
+    assert unrun.attempts == attempts
+    assert "killed by SIGKILL" in unrun.error
+    assert len(evidence.rows) == 1
+
+
+def test_limits_end_a_trial_and_the_others_run(ledger: Path, asks: Callable[..., None]) -> None:
+    asks({"does": "sleep", "seconds": 60}, {"does": "fill", "bytes": 300_000_000}, {"does": "number"})
+    evidence = studies.study(
+        "toy", quick=True, ledger=ledger, retries=0, time_limit=1.5, memory_limit=100_000_000, workers=3
+    )
+    slow, large = evidence.unrun
+    assert slow.error == "longer than the time limit of 1.5 s"
+    assert large.error.startswith("more than the memory limit of 100 MB")
+    assert len(evidence.rows) == 1
+
+
+def test_a_trial_that_the_engine_loses_is_tried_again(
+    ledger: Path, asks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks({"does": "number"})
+    lost = [RuntimeError("worker 7 went away")]
+
+    class Session:
+        workers = 1
+
+        def submit(self, function: Any, order: Any) -> Future[Answer]:
+            future: Future[Answer] = Future()
+            if lost:
+                future.set_exception(lost.pop())
+            else:
+                future.set_result(function(order))
+            return future
+
+    @contextmanager
+    def start(text: str, workers: int | None) -> Iterator[Session]:
+        yield Session()
+
+    monkeypatch.setattr(engines, "start", start)
+    assert studies.study("toy", quick=True, ledger=ledger).rows[0].attempts == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [("data", "the worker reads another digits: 12"), ("version", "the worker has version 2 of the study")],
+)
+def test_a_worker_with_other_data_or_code_ends_the_run(
+    outcome: str, error: str, ledger: Path, asks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks({"does": "number"}, {"does": "number"})
+    monkeypatch.setattr("normwise.studies._runner.execute", _Gives(Answer(outcome=outcome, error=error)))
+    with pytest.raises(StudyError, match=f"{error}; use workers with the same Python and normwise as here"):
+        studies.study("toy", quick=True, ledger=ledger)
+    assert done(ledger) == {}
+    monkeypatch.setattr("normwise.studies._runner.execute", execute)
+    assert studies.resume(ledger).finished
+
+
+class _Gives:
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def __call__(self, order: Any, stop: Any) -> Answer:
+        return self.answer
+
+
+# What ends a run
+
+
+def _many(asks: Callable[..., None], log: Path, *, count: int = 12, seconds: float = 0.15) -> None:
+    asks(*[{"does": "sleep", "seconds": seconds, "log": str(log)} for _ in range(count)])
+
+
+def _killed_at(ledger: Path, log: Path, count: int, moment: float) -> None:
+    """Kill a run after some seconds; check that nothing is lost, then resume it to its end."""
+    run = Elsewhere(ledger)
+    time.sleep(moment)
+    before = done(ledger)
+    run.kill()
+    after = done(ledger)
+    assert before.items() <= after.items()
+    if ledger.exists() and ledger.stat().st_size:
+        assert intact(ledger)
+    assert eventually(lambda: not any(alive(pid) for pid, _ in starts(log)), 2), "a worker outlives its runner"
+    earlier = len(starts(log))
+    begun = ledger.exists() and ledger.stat().st_size
+    evidence = studies.resume(ledger) if begun else studies.study("toy", seeds=1, ledger=ledger)
+    assert evidence.finished
+    assert [row.metrics["value"] for row in evidence.rows] == [10.0 * at for at in range(count)]
+    again = {at for _, at in starts(log)[earlier:]}
+    assert again == set(range(count)) - set(after), "what is open is run, and nothing else"
+
+
+@pytest.mark.parametrize("moment", [0.3, 0.65])
+def test_kill_9_of_the_runner_loses_nothing_and_resume_runs_what_is_open(
+    moment: float, ledger: Path, log: Path, asks: Callable[..., None]
+) -> None:
+    _many(asks, log, count=4)
+    _killed_at(ledger, log, 4, moment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30))
+def test_kill_9_of_the_runner_at_random_moments(seed: int, ledger: Path, log: Path, asks: Callable[..., None]) -> None:
+    _many(asks, log, count=10, seconds=0.05)
+    # A third of them while the ledger is begun: the first 50 ms.
+    _killed_at(ledger, log, 10, random.Random(seed).uniform(0, 0.05 if seed % 3 == 0 else 2.5))
+
+
+def test_ctrl_c_gives_what_there_is_and_leaves_no_process(ledger: Path, log: Path, asks: Callable[..., None]) -> None:
+    asks({"does": "number", "log": str(log)}, *[{"does": "sleep", "seconds": 60, "log": str(log)}] * 3)
+    run = Elsewhere(ledger, workers=2)
+    assert eventually(lambda: len(starts(log)) == 3 and done(ledger))
+    started = time.monotonic()
+    run.signal(signal.SIGINT)
+    assert run.result() == (1, 3)
+    assert time.monotonic() - started < 5
+    assert done(ledger) == {0: 0.0}
+    assert intact(ledger)
+    assert not any(alive(pid) for pid, _ in starts(log))
+    shown = studies.show(ledger)
+    assert {(each.attempts, each.error) for each in shown.unrun} == {(0, "")}
+
+
+def test_a_second_ctrl_c_ends_the_wait_for_the_first(ledger: Path, log: Path, asks: Callable[..., None]) -> None:
+    asks(*[{"does": "sleep", "seconds": 60, "log": str(log)}] * 2)
+    run = Elsewhere(ledger, workers=2)
+    assert eventually(lambda: len(starts(log)) == 2)
+    run.signal(signal.SIGINT)
+    run.signal(signal.SIGINT)
+    assert run.result() in [(0, 2), ("KeyboardInterrupt", "")]
+    assert eventually(lambda: not any(alive(pid) for pid, _ in starts(log)), 2)
+    assert intact(ledger)
+
+
+def test_a_full_disk_is_one_clear_error_and_the_ledger_stays_whole(
+    ledger: Path, log: Path, asks: Callable[..., None]
+) -> None:
+    asks(*[{"does": "bulk", "log": str(log)}] * 6)
+    kind, message = Elsewhere(ledger, largest_file=250_000).result()
+    assert kind == "StudyError"
+    assert message.startswith(f"{ledger}: ")
+    assert "full disk" in message or "disk is full" in message
+    assert "resume" in message
+    assert intact(ledger)
+    kept = done(ledger)
+    assert 0 < len(kept) < 6
+    assert kept == {at: 10.0 * at for at in kept}
+    assert eventually(lambda: not any(alive(pid) for pid, _ in starts(log)), 2)
+    before = len(starts(log))
+    assert studies.resume(ledger).finished
+    assert {at for _, at in starts(log)[before:]} == set(range(6)) - set(kept)
+
+
+def test_a_disk_that_is_full_from_the_start_is_said(ledger: Path) -> None:
+    kind, message = Elsewhere(ledger, largest_file=1000).result()
+    assert kind == "StudyError"
+    assert message.startswith(f"{ledger}: ")
+    assert studies.study("toy", quick=True, ledger=ledger).finished
+
+
+def test_a_second_run_on_a_ledger_is_refused_while_the_first_goes_on(
+    ledger: Path, log: Path, asks: Callable[..., None]
+) -> None:
+    asks({"does": "sleep", "seconds": 60, "log": str(log)})
+    run = Elsewhere(ledger)
+    assert eventually(lambda: starts(log))
+    for use in (lambda: studies.study("toy", seeds=1, ledger=ledger), lambda: studies.resume(ledger)):
+        with pytest.raises(StudyError, match="another run is writing it"):
+            use()
+    assert len(studies.show(ledger).unrun) == 1
+    run.kill()
+    asks({"does": "number"})
+    assert studies.study("toy", seeds=1, ledger=ledger).rows
+
+
+# What cannot be run
+
+
+def test_an_unknown_engine_is_said_before_anything_runs(ledger: Path) -> None:
+    with pytest.raises(StudyError, match=r"no engine is called 'cloud': choose from .*local"):
+        studies.study("toy", quick=True, ledger=ledger, engine="cloud")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"workers": 0}, "1 worker or more, given 0"),
+        ({"retries": -1}, "0 times or more, given -1"),
+        ({"time_limit": 0.0}, r"time_limit is more than 0, given 0\.0"),
+        ({"memory_limit": -5}, "memory_limit is more than 0, given -5"),
+        ({"seeds": 0}, "1 or more, given 0"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(given: dict[str, Any], says: str, ledger: Path) -> None:
+    with pytest.raises(ValueError, match=says):
+        studies.study("toy", ledger=ledger, **given)
+    assert not ledger.exists()
+
+
+def test_a_study_that_does_not_exist_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="no study is called 'toi': did you mean 'toy'"):
+        studies.study("toi")
+
+
+def _of(path: Path, **changed: Any) -> None:
+    given = {"study": "toy", "version": 1, "data": {}, "quick": True, "seeds": 1} | changed
+    with writing(path, Head(**given)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"study": "depth"}, "the ledger of depth"),
+        ({"version": 7, "normwise": "0.7"}, r"version 7 of toy, begun by normwise 0\.7, and this is version 1"),
+    ],
+)
+def test_a_ledger_of_something_else_is_refused_however_it_is_used(
+    changed: dict[str, Any], says: str, ledger: Path
+) -> None:
+    _of(ledger, **changed)
+    content = ledger.read_bytes()
+    for use in (studies.show, studies.resume, lambda path: studies.study("toy", quick=True, ledger=path)):
+        with pytest.raises(StudyError, match=says):
+            use(ledger)
+    assert ledger.read_bytes() == content
+
+
+def test_a_corpus_that_has_changed_is_refused_but_its_rows_can_be_shown(
+    ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toy, "DATA", ("digits",))
+    _of(ledger, data={"digits": "b" * 64})
+    content = ledger.read_bytes()
+    for use in (studies.resume, lambda path: studies.study("toy", quick=True, ledger=path)):
+        with pytest.raises(StudyError, match=r"the digits data have changed since .*; start another with --ledger"):
+            use(ledger)
+    assert studies.show(ledger).data == {"digits": "b" * 64}
+    assert ledger.read_bytes() == content
