@@ -9,19 +9,23 @@ import torch
 from torch import nn
 
 from normwise.models import Decoder
-from normwise.rendering import both
+from normwise.rendering import Text, both
 from normwise.studies._corpus import VOCABULARY
 
-__all__ = ["CONDITIONS", "HIDDEN", "LENGTH", "language_model"]
+__all__ = ["HIDDEN", "LENGTH", "conditions", "language_model"]
 
 HIDDEN, HEADS, LENGTH = 64, 4, 64
 # torch.nn.MultiheadAttention draws q, k and v as one matrix, fairseq and torchscale with this gain: the same thing.
 _QKV_GAIN = 1 / math.sqrt(2)
 _LINEAR = ("v", "out", "up", "down")  # what a branch is linear in; DeepNorm's beta multiplies the same
-CONDITIONS = both(
-    f"hidden size {HIDDEN}, {HEADS} heads, GELU, LayerNorm, Xavier with 1/sqrt(2) on q, k, v",
-    f"隐藏维度 {HIDDEN}，{HEADS} 个头，GELU，LayerNorm，Xavier（q、k、v 乘 1/sqrt(2)）",
-)
+
+
+def conditions(norm: str = "LayerNorm") -> Text:
+    """Say what all models have in common."""
+    return both(
+        f"hidden size {HIDDEN}, {HEADS} heads, GELU, {norm}, Xavier with 1/sqrt(2) on q, k, v",
+        f"隐藏维度 {HIDDEN}，{HEADS} 个头，GELU，{norm}，Xavier（q、k、v 乘 1/sqrt(2)）",
+    )
 
 
 def language_model(placement: str, layers: int, *, gain: float = 1.0, **options: Any) -> Decoder:

@@ -11,7 +11,7 @@ Post-Norm. Kim et al. 2025, arxiv.org/abs/2502.02732: Peri-LN, the wiring of San
 ## Method
 Learning rate sensitivity is the mean, over rates spread evenly in the logarithm, of min(loss(rate), loss at the start)
 minus the smallest loss over the rates, in nats: 0 for a model to which the rate is all the same. Rates 3e-4, 1e-3,
-3e-3, 1e-2, 3e-2, 0.1. A causal language model of bytes: 6 layers, hidden size 64, 4 heads, GELU, LayerNorm, Xavier's
+3e-3, 1e-2, 3e-2, 0.1. A causal language model of bytes: 6 layers, hidden size 64, 4 heads, GELU, RMSNorm, Xavier's
 initialisation with 1/sqrt(2) on q, k and v, embeddings times sqrt(H). AdamW(0.9, 0.98) without weight decay and without
 clipping, 300 steps of 8 windows of 64 bytes, the rate rising over 60 steps and constant from there on. A run whose loss
 is not finite counts as the loss at the start.
@@ -40,7 +40,7 @@ from normwise.rendering import both
 from normwise.rendering.numbers import number
 from normwise.rendering.plots import Chart, Line
 from normwise.studies._corpus import corpus
-from normwise.studies._model import CONDITIONS, LENGTH, language_model
+from normwise.studies._model import LENGTH, conditions, language_model
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
 from normwise.studies._training import train, validation_loss
 
@@ -57,7 +57,7 @@ Kim 等 2025，arxiv.org/abs/2502.02732：Peri-LN，接线与 Sandwich 相同。
 ## 方法
 学习率敏感度：在对数上等距的学习率上，取 min(该学习率的损失, 初始损失) 减去各学习率中最小的损失，再求平均，单位 nat；
 对学习率完全无所谓的模型为 0。学习率 3e-4、1e-3、3e-3、1e-2、3e-2、0.1。字节级因果语言模型：6 层，隐藏维度 64，
-4 个头，GELU，LayerNorm，Xavier 初始化，q、k、v 乘 1/sqrt(2)，嵌入乘 sqrt(H)。AdamW(0.9, 0.98)，无权重衰减，
+4 个头，GELU，RMSNorm，Xavier 初始化，q、k、v 乘 1/sqrt(2)，嵌入乘 sqrt(H)。AdamW(0.9, 0.98)，无权重衰减，
 无裁剪，300 步，每步 8 个 64 字节的窗口，学习率用 60 步升上去，之后不变。损失不是有限数的训练按初始损失计。
 
 ## 什么会推翻它
@@ -100,7 +100,7 @@ def measure(params: Params) -> dict[str, Any]:
     torch.manual_seed(params["seed"])
     read, arrangement = corpus(), params["arrangement"]
     qk_norm = "head" if arrangement.endswith(_QK) else None
-    model = language_model(arrangement.removesuffix(_QK), params["layers"], qk_norm=qk_norm)
+    model = language_model(arrangement.removesuffix(_QK), params["layers"], norm="rms", qk_norm=qk_norm)
     start = validation_loss(model, read, length=LENGTH)
     trained = train(
         model, read, rate=params["rate"], warm_up_steps=params["warm_up"], steps=params["steps"], seed=params["seed"],
@@ -176,8 +176,9 @@ CLAIMS = (
 )
 
 _NOTE = both(
-    f"{_LAYERS} layers, {CONDITIONS}; AdamW, {_STEPS} steps of {_BATCH} x {LENGTH} bytes, {_WARM_UP} of them warm-up",
-    f"{_LAYERS} 层，{CONDITIONS.zh}；AdamW，{_STEPS} 步，每步 {_BATCH} x {LENGTH} 字节，预热 {_WARM_UP} 步",
+    f"{_LAYERS} layers, {conditions('RMSNorm')}; AdamW, {_STEPS} steps of {_BATCH} x {LENGTH} bytes, "
+    f"{_WARM_UP} of them warm-up",
+    f"{_LAYERS} 层，{conditions('RMSNorm').zh}；AdamW，{_STEPS} 步，每步 {_BATCH} x {LENGTH} 字节，预热 {_WARM_UP} 步",
 )
 
 

@@ -45,7 +45,7 @@ from normwise.rendering import both
 from normwise.rendering.numbers import number
 from normwise.rendering.plots import Chart, Line
 from normwise.studies._corpus import corpus
-from normwise.studies._model import CONDITIONS, LENGTH, language_model
+from normwise.studies._model import LENGTH, conditions, language_model
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
 from normwise.studies._training import train, unigram_loss
 
@@ -253,8 +253,8 @@ CLAIMS = (
 )
 
 _NOTE = both(
-    f"{_LAYERS} layers, {CONDITIONS}; AdamW, {_STEPS} steps of {_BATCH} x {LENGTH} bytes, no clipping",
-    f"{_LAYERS} 层，{CONDITIONS.zh}；AdamW，{_STEPS} 步，每步 {_BATCH} x {LENGTH} 字节，无裁剪",
+    f"{_LAYERS} layers, {conditions()}; AdamW, {_STEPS} steps of {_BATCH} x {LENGTH} bytes, no clipping",
+    f"{_LAYERS} 层，{conditions().zh}；AdamW，{_STEPS} 步，每步 {_BATCH} x {LENGTH} 字节，无裁剪",
 )
 
 
