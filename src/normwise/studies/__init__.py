@@ -12,6 +12,7 @@ from types import ModuleType
 
 from normwise._parts import collect
 from normwise.studies import frozen_gains as frozen_gains
+from normwise.studies import layer_vs_rms as layer_vs_rms
 from normwise.studies import learning_rate_sensitivity as learning_rate_sensitivity
 from normwise.studies import stream_growth as stream_growth
 from normwise.studies import warmup as warmup
