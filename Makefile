@@ -57,6 +57,11 @@ build: $(READY)  ## build the wheel into dist/
 zoo: $(READY)  ## map every architecture of transformers at tiny size (long, resumable)
 	$(BIN)/python bench/zoo.py
 
+studies: $(READY)  ## run the full set of every study and write its pages (hours, resumable)
+	for name in $$($(BIN)/python -c 'from normwise import studies; print(*studies.names())'); do \
+	  $(BIN)/normwise study $$name -o docs/studies/data/$$name.jsonl || exit 1; done
+	$(BIN)/python docs/generate.py
+
 env: $(READY)  # only the environment
 
 # torch goes first and by itself, from wherever pip is configured to find it.
@@ -73,4 +78,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kernels sanitize check fix bench docs build zoo env
+.PHONY: help demo test kernels sanitize check fix bench docs build zoo studies env
