@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 import sqlite3
+import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
+from itertools import count
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +28,13 @@ def head(**changed: Any) -> Head:
     return Head(**{**HEAD, **changed})
 
 
-def trials(count: int, *, seed: int = 0) -> list[Trial]:
-    return [Trial("toy", 1, {"at": at, "seed": seed}) for at in range(count)]
+def trials(many: int, *, seed: int = 0) -> list[Trial]:
+    return [Trial("toy", 1, {"at": at, "seed": seed}) for at in range(many)]
 
 
-def begin(path: Path, count: int = 3) -> None:
+def begin(path: Path, many: int = 3) -> None:
     with writing(path, head()) as ledger:
-        ledger.add(trials(count), quick=True, seeds=1)
+        ledger.add(trials(many), quick=True, seeds=1)
         ledger.keep(trials(1)[0].key, Answer(outcome="done", metrics={"loss": 0.5}), state="done")
 
 
@@ -78,6 +83,37 @@ def test_it_can_be_read_while_it_is_written(tmp_path: Path) -> None:
         assert [record.state for record in read(path)[1]] == ["done", "open"]
         ledger.keep(trials(2)[1].key, Answer(outcome="done"), state="done")
         assert [record.state for record in read(path)[1]] == ["done", "done"]
+
+
+def _write_for_ever(told: Connection, path: Path) -> None:
+    with writing(path, head()) as ledger:
+        for at in count():
+            trial = Trial("toy", 1, {"at": at})
+            ledger.add([trial], quick=True, seeds=1)
+            ledger.keep(trial.key, Answer(outcome="done", metrics={"at": at, "list": [0.1] * 100}), state="done")
+            told.send(at)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_was_committed_outlives_a_kill_at_any_moment(seed: int, tmp_path: Path) -> None:
+    path, context = tmp_path / "toy.sqlite", get_context("fork")
+    hears, tells = context.Pipe(duplex=False)
+    writer = context.Process(target=_write_for_ever, args=(tells, path))
+    writer.start()
+    tells.close()
+    told = hears.recv()
+    deadline = time.monotonic() + random.Random(seed).uniform(0, 0.2)
+    while time.monotonic() < deadline:
+        told = hears.recv()
+    writer.kill()
+    writer.join()
+    with suppress(EOFError):
+        while True:
+            told = hears.recv()
+    kept = [record.metrics["at"] for record in read(path)[1] if record.state == "done"]
+    assert kept[: told + 1] == list(range(told + 1))
+    with writing(path, head()) as ledger:  # its lock has died with it
+        assert ledger._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_asking_for_more_keeps_what_is_done_and_the_order_of_the_study(tmp_path: Path) -> None:
