@@ -11,9 +11,12 @@ from difflib import get_close_matches
 from types import ModuleType
 
 from normwise._parts import collect
+from normwise.studies import batch_norm_in_sequence_models as batch_norm_in_sequence_models
+from normwise.studies import batch_size as batch_size
 from normwise.studies import frozen_gains as frozen_gains
 from normwise.studies import layer_vs_rms as layer_vs_rms
 from normwise.studies import learning_rate_sensitivity as learning_rate_sensitivity
+from normwise.studies import sqrt_vs_sum as sqrt_vs_sum
 from normwise.studies import stream_growth as stream_growth
 from normwise.studies import warmup as warmup
 from normwise.studies._evidence import Evidence as Evidence
