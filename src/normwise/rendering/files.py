@@ -9,11 +9,11 @@ from pathlib import Path
 __all__ = ["replace"]
 
 
-def replace(path: Path, content: str) -> None:
+def replace(path: Path, content: str | bytes) -> None:
     """Put a file in place in one step: readers see the old one or the new one, never half of it."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        temporary.write_text(content, encoding="utf-8", newline="\n")
+        temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

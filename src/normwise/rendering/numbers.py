@@ -75,20 +75,29 @@ def quantity(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
-def sparkline(values: Sequence[float | None], width: int = 56) -> str:
-    """Draw positive values over a log scale in one line of block characters.
+def sparkline(values: Sequence[float | None], width: int = 56, *, log: bool = True) -> str:
+    """Draw values in one line of block characters, by default over a log scale.
 
-    Absent values are spaces; NaN, infinity and what is not positive is ``!``. Several values
+    Absent values are spaces; NaN, infinity and, over a log scale, what is not positive is ``!``. Several values
     that share a column show the largest.
 
     Examples:
-        >>> sparkline([1, 10, 100, None, float("nan")])
-        '▁▅█ !'
+        >>> sparkline([1, 10, 100, None, float("nan")]), sparkline([-1.0, 0.0, 1.0], log=False)
+        ('▁▅█ !', '▁▅█')
     """
-    columns = [_largest(values[start:end]) for start, end in _bins(len(values), width)]
-    logs = [math.log(value) for value in columns if value is not None and 0 < value < math.inf]
-    low, high = min(logs, default=0.0), max(logs, default=0.0)
-    return "".join(_bar(value, low, high) for value in columns)
+    columns = [_largest(values[start:end], log) for start, end in _bins(len(values), width)]
+    heights = [_height(value, log) for value in columns if value is not None and _drawable(value, log)]
+    low, high = min(heights, default=0.0), max(heights, default=0.0)
+    flat = high - low < (math.log(_FLAT) if log else (_FLAT - 1) * max(abs(low), abs(high)))
+    return "".join(_bar(value, low, low if flat else high, log) for value in columns)
+
+
+def _drawable(value: float, log: bool) -> bool:
+    return math.isfinite(value) and (value > 0 or not log)
+
+
+def _height(value: float, log: bool) -> float:
+    return math.log(value) if log else value / 2  # differences of halves are always finite
 
 
 def _bins(count: int, width: int) -> list[tuple[int, int]]:
@@ -96,17 +105,17 @@ def _bins(count: int, width: int) -> list[tuple[int, int]]:
     return [(column * count // width, (column + 1) * count // width) for column in range(width)]
 
 
-def _largest(values: Sequence[float | None]) -> float | None:
+def _largest(values: Sequence[float | None], log: bool) -> float | None:
     present = [value for value in values if value is not None]
-    odd = [value for value in present if not 0 < value < math.inf]
+    odd = [value for value in present if not _drawable(value, log)]
     return odd[0] if odd else max(present, default=None)
 
 
-def _bar(value: float | None, low: float, high: float) -> str:
+def _bar(value: float | None, low: float, high: float, log: bool) -> str:
     if value is None:
         return " "
-    if not 0 < value < math.inf:
+    if not _drawable(value, log):
         return _NOT_FINITE
-    if high - low < math.log(_FLAT):
+    if high == low:
         return BARS[3]
-    return BARS[round((math.log(value) - low) / (high - low) * (len(BARS) - 1))]
+    return BARS[round((_height(value, log) - low) / (high - low) * (len(BARS) - 1))]

@@ -11,7 +11,6 @@ from typing import Any
 
 from normwise._parts import page
 from normwise.errors import NotKnown
-from normwise.rendering import both
 from normwise.studies._study import Claim, Figure, Outcome, Params, Rows, Verdict
 
 __all__ = ["Evidence", "Unrun"]
@@ -86,7 +85,8 @@ class Evidence:
         """Write a file; the suffix decides what: .html, .json, .csv, .jsonl, .parquet or .txt.
 
         Raises:
-            ValueError: no such format, or one whose package is missing.
+            ValueError: no such format.
+            StudyError: the package of the format is missing.
             OSError: it cannot be written.
         """
         from normwise.studies import reports
@@ -110,7 +110,7 @@ class Evidence:
             found = claim.judge(self.rows)
             outcome, says = found.outcome, found.says
         except NotKnown as missing:
-            outcome, says = Outcome.OPEN, both(f"not concluded: {missing.why}", f"未下结论：{missing.why}")
+            outcome, says = Outcome.OPEN, missing.why
         return Verdict(claim=claim.text, source=claim.source, outcome=outcome, says=says)
 
     def _figure(self, make: Callable[[Rows], Figure]) -> Figure | None:

@@ -9,7 +9,7 @@ from math import fsum, isfinite, nan
 from typing import Any, TypeAlias, overload
 
 from normwise.errors import NotKnown
-from normwise.rendering import Text
+from normwise.rendering import Text, both
 from normwise.rendering.numbers import number
 from normwise.rendering.plots import Chart
 
@@ -144,7 +144,7 @@ class Rows(Sequence[Row]):
         found = Rows(row for row in self if all(row.params.get(name) == value for name, value in params.items()))
         if not found:
             said = ", ".join(f"{name} {value}" for name, value in params.items())
-            raise NotKnown(f"no trial with {said or 'any parameters'} has been run")
+            raise NotKnown(both(f"no trial with {said or 'any parameters'} has been run", f"没有运行过 {said} 的试验"))
         return found
 
     def has(self, **params: Any) -> bool:
@@ -194,12 +194,12 @@ class Rows(Sequence[Row]):
         """
         lists = self.values(metric)
         if not lists:
-            raise NotKnown(f"no trial measured {metric}")
+            raise NotKnown(both(f"no trial measured {metric}", f"没有试验测量过 {metric}"))
         columns = [[float(value) for value in column] for column in zip(*lists, strict=False)]
         return [fsum(c) / len(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns]
 
     def _numbers(self, metric: str) -> list[float]:
         found = [float(value) for value in self.values(metric)]
         if not found:
-            raise NotKnown(f"no trial measured {metric}")
+            raise NotKnown(both(f"no trial measured {metric}", f"没有试验测量过 {metric}"))
         return found
