@@ -30,7 +30,7 @@ def outcome(claim: Claim, *rows: Row) -> Outcome:
 
 
 def test_decay_by_layer_depends_on_what_is_looked_at() -> None:
-    none = {"token_factor": 1.0, "norm_factor": 1.01}
+    none: dict[str, Any] = {"token_factor": 1.0, "norm_factor": 1.01}
     assert outcome(LAYER, row()) is Outcome.CONFIRMED
     assert outcome(LAYER, row(**none)) is Outcome.REFUTED
     found = LAYER.judge(Rows([row(norm_factor=1.0), row("small", **none)]))
