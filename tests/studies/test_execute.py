@@ -122,10 +122,12 @@ def test_the_memory_limit_ends_a_trial_and_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_the_memory_limit_holds_for_tensors() -> None:
-    answer = execute(order("fill tensor", bytes=2_000_000_000, memory_limit=1_000_000_000))
+def test_the_memory_limit_holds_for_tensors_and_leaves_torch_out() -> None:
+    answer = execute(order("fill tensor", study=f"{toy.__name__}_of_torch", bytes=100_000_000, memory_limit=90_000_000))
     assert answer.outcome == "memory"
-    assert answer.error.startswith("more than the memory limit of 1000 MB: RuntimeError")
+    assert answer.error.startswith("more than the memory limit of 90 MB: RuntimeError")
+    fits = order("fill tensor", study=f"{toy.__name__}_of_torch", bytes=60_000_000, memory_limit=90_000_000)
+    assert execute(fits).outcome == "done"
 
 
 def test_a_runner_that_stops_ends_the_worker(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def test_what_was_committed_outlives_a_kill_at_any_moment(seed: int, tmp_path: P
             told = hears.recv()
     kept = [record.metrics["at"] for record in read(path)[1] if record.state == "done"]
     assert kept[: told + 1] == list(range(told + 1))
+    assert not list(tmp_path.glob("*.lock-*"))
     with writing(path, head()) as ledger:  # its lock has died with it
         assert ledger._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 

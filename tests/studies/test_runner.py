@@ -27,6 +27,7 @@ from normwise.rendering import in_language
 from normwise.studies import engines
 from normwise.studies._execute import Answer, execute
 from normwise.studies._ledger import Head, read, writing
+from normwise.studies._progress import Progress
 from tests.studies import toy
 
 
@@ -194,6 +195,18 @@ def test_progress_is_told_in_expected_time(ledger: Path, asks: Callable[..., Non
     assert in_language(told[3][0], "zh").startswith("3/3 个试验")
 
 
+def test_the_time_left_follows_the_pace_but_not_the_first_trial_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = [0.0], list[str]()
+    monkeypatch.setattr("normwise.studies._progress.monotonic", lambda: now[0])
+    progress = Progress({str(at): 60.0 for at in range(20)}, 2, lambda text, *_: said.append(text))
+    for at in range(19):
+        now[0] += 60.0  # twice what two workers would take
+        progress.finish(str(at))
+    left = [int(text.split("about ")[1].split()[0]) for text in said]
+    assert (left[0], left[1], left[10]) == (10, 13, 9)
+    assert said[19] == "19 of 20 trials, about 57 seconds left"
+
+
 def test_a_study_that_measures_time_runs_one_trial_at_a_time(
     ledger: Path, asks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +232,15 @@ def test_a_study_that_measures_time_runs_one_trial_at_a_time(
     said: list[str] = []
     assert studies.study("toy", quick=True, ledger=ledger, told=said.append).finished
     assert "on 1 worker;" in said[0]
+
+
+def test_what_was_exported_is_shown_as_the_ledger_is(ledger: Path, tmp_path: Path, asks: Callable[..., None]) -> None:
+    asks({"does": "odd numbers"}, {"does": "raise"})
+    studies.study("toy", quick=True, ledger=ledger).save(tmp_path / "toy.jsonl")
+    kept, exported = studies.show(ledger), studies.show(tmp_path / "toy.jsonl")
+    assert repr(exported.rows[0]) == repr(kept.rows[0])  # NaN is not equal to itself
+    assert exported.unrun == kept.unrun
+    assert (exported.quick, exported.seeds, exported.ledger) == (True, 1, None)
 
 
 # Trials that go wrong

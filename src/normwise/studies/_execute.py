@@ -32,7 +32,7 @@ class Order:
         params: of the trial, with its seed.
         data: the SHA-256 of what it reads, by name.
         time_limit: s from the start of the process.
-        memory_limit: bytes of memory of its own.
+        memory_limit: bytes that it takes, beside the libraries it loads.
     """
 
     study: str

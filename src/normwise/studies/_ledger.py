@@ -273,6 +273,7 @@ def _locked(path: Path) -> Iterator[None]:
     with closing(_connect(lock, "rwc")) as connection:
         try:
             connection.execute("PRAGMA busy_timeout = 0")
+            connection.execute("PRAGMA journal_mode = MEMORY")  # nothing is written, and no journal is to stay
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:

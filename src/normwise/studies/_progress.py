@@ -53,8 +53,10 @@ class Progress:
     def _tell(self) -> None:
         left = sum(self._left.values())
         done, trials = self._all - left, self._trials - len(self._left)
-        # The pace so far; before the first trial has ended, what one on each worker would be.
-        pace = (monotonic() - self._started) / done if done > 0 else 1 / self._workers
+        # The pace so far, and what is expected as if one trial on each worker had gone so: the first ones say little.
+        expected = self._all / self._trials
+        elapsed = monotonic() - self._started
+        pace = (elapsed + expected) / (done + expected * self._workers) if self._all else 0.0
         span = _span(left * pace)
         text = both(
             f"{trials} of {_many(self._trials, 'trial')}, about {span} left",

@@ -16,6 +16,7 @@ from normwise.rendering import both
 from normwise.studies._data import digests
 from normwise.studies._evidence import Evidence, Unrun
 from normwise.studies._execute import Answer, Order, execute
+from normwise.studies._exported import read_jsonl
 from normwise.studies._ledger import Head, Ledger, Record, read, writing
 from normwise.studies._progress import Progress, cost
 from normwise.studies._study import Row, Rows
@@ -89,7 +90,7 @@ def run(
         retries: how often a trial is tried again that was killed or went over a limit. One that raised is not: its
             seeds are set, it would raise again. Both are tried when the study is asked for, or resumed, once more.
         time_limit: s a trial, from the start of its process.
-        memory_limit: bytes of data a trial, beyond the libraries it loads.
+        memory_limit: bytes a trial, beside the libraries that it loads; where the system has such a limit.
         advance: called with a sentence, what is done and of how much.
         told: called with sentences for whoever waits; the first one is the cost.
 
@@ -142,14 +143,15 @@ def resume(path: str | Path, **how: Any) -> Evidence:
 
 
 def show(path: str | Path) -> Evidence:
-    """Return what a ledger holds; nothing is run.
+    """Return what a ledger holds, or what was written from one as ``.jsonl``; nothing is run.
 
     Raises:
-        StudyError: it is no ledger, or of a study or version that is not here.
+        StudyError: it is neither, or of a study or version that is not here.
     """
     path = Path(path)
-    head, records = read(path)
-    return _evidence(_part(path, head), head, path, records)
+    exported = path.suffix == ".jsonl"
+    head, records = read_jsonl(path) if exported else read(path)
+    return _evidence(_part(path, head), head, None if exported else path, records)
 
 
 def _name(part: ModuleType) -> str:
@@ -174,7 +176,7 @@ def _of(records: Iterable[Record], keys: Iterable[str]) -> list[Record]:
     return [found[key] for key in keys]
 
 
-def _evidence(part: ModuleType, head: Head, path: Path, records: Sequence[Record]) -> Evidence:
+def _evidence(part: ModuleType, head: Head, path: Path | None, records: Sequence[Record]) -> Evidence:
     names = ("params", "metrics", "seconds", "cpu_seconds", "peak_bytes", "attempts", "conditions")
     done = [record for record in records if record.state == "done"]
     left = [record for record in records if record.state != "done"]
