@@ -40,7 +40,8 @@ from typing import Any
 from normwise.rendering import both
 from normwise.rendering.plots import Chart, Line
 from normwise.studies._initial import LENGTH, places, through
-from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
+from normwise.studies._settings import Settings
+from normwise.studies._study import Claim, Judgement, Params, Rows, Table
 
 ZH = """残差流按 sqrt(l) 增长：何时成立
 
@@ -157,88 +158,82 @@ def _error(rows: Rows) -> float:
     return max(_LEAST, rows.curve("told_error")[0][-1] / sqrt(len(rows)))
 
 
-def _verdict(kept: list[str], broken: list[str]) -> Outcome:
-    if not broken:
-        return Outcome.CONFIRMED
-    return Outcome.DEPENDS if kept else Outcome.REFUTED
-
-
 def _judge_root(rows: Rows) -> Judgement:
     """Compare the exponent of the size over the second half of the depth with 1/2."""
-    kept, broken = list[str](), list[str]()
+    settings = Settings()
     for name, each in _settings(rows.where(placement="pre")):
         exponent = each.mean("exponent")
         # d(log2(q) / 2) = dq / q / (2 ln 2)
         near = abs(exponent - 0.5) <= _SURE * _error(each) / (2 * log(2))
         ratio = each.mean("sum_v") / each.mean("q_first")
         said = f"{exponent:.2f} ({name.removeprefix('pre ')}, sum v / q_0 = {ratio:.2g})"
-        (kept if near else broken).append(said)
+        settings.add(near, said)
     return Judgement(
-        _verdict(kept, broken),
+        settings.outcome,
         both(
             "the size grows with the square root where what the branches add is far more than what entered, "
-            f"l v >> q_0; exponents over the second half: about 1/2 in {'; '.join(kept) or 'none'}; "
-            f"not in {'; '.join(broken) or 'none'}",
+            f"l v >> q_0; exponents over the second half: about 1/2 in {settings.held}; "
+            f"not in {settings.failed}",
             "只有当分支所加远多于进入的部分（l v >> q_0）时，大小才按平方根增长；后半深度上的指数：约 1/2："
-            f"{'；'.join(kept) or '无'}；不是：{'；'.join(broken) or '无'}",
+            f"{settings.held.zh}；不是：{settings.failed.zh}",
         ),
     )
 
 
 def _judge_double(rows: Rows) -> Judgement:
     """Compare the factors of the adds in the second half of the depth with 2."""
-    kept, broken = list[str](), list[str]()
+    settings = Settings()
     for name, each in _settings(rows.where(embeddings="unit", depth=24)):
         for kind in ("attention", "mlp"):
             factor = each.mean(f"{kind}_add")
-            (kept if _DOUBLE[0] <= factor <= _DOUBLE[1] else broken).append(f"{factor:.3g} ({kind} of {name})")
+            settings.add(_DOUBLE[0] <= factor <= _DOUBLE[1], f"{factor:.3g} ({kind} of {name})")
     return Judgement(
-        _verdict(kept, broken),
+        settings.outcome,
         both(
             "an add multiplies the second moment by 1 + v / q, 2 only where the branch is as large as the stream; mean "
-            f"factors over the second half: about 2: {'; '.join(kept) or 'none'}; not: {'; '.join(broken) or 'none'}",
+            f"factors over the second half: about 2: {settings.held}; not: {settings.failed}",
             "相加使二阶矩乘以 1 + v / q，只有分支与残差流一样大时才是 2；后半深度的平均倍数：约 2："
-            f"{'；'.join(kept) or '无'}；不是：{'；'.join(broken) or '无'}",
+            f"{settings.held.zh}；不是：{settings.failed.zh}",
         ),
     )
 
 
 def _judge_held(rows: Rows) -> Judgement:
     """See whether a fresh GPT-2 leaves at most twice the second moment that entered."""
-    kept, broken = list[str](), list[str]()
+    settings = Settings()
     for _, each in _settings(rows.where(init="gpt-2")):
         one = each[0].params
         said = (
             f"x{each.mean('growth'):.4g} at H={one['width']}, q_0 = {each.mean('q_first'):.2g} "
             f"(1 + sum v = {1 + each.mean('sum_v'):.4g})"
         )
-        (kept if each.spread("growth")[1] <= _HELD else broken).append(said)
+        settings.add(each.spread("growth")[1] <= _HELD, said)
     rows.where(init="gpt-2", embeddings="gpt-2")
     return Judgement(
-        _verdict(kept, broken),
+        settings.outcome,
         both(
             "it depends on q_0: GPT-2's embeddings enter with 8e-4, not 1, and even small branches are larger; the "
-            f"second moment over 12 layers: held in {'; '.join(kept) or 'none'}; not in {'; '.join(broken) or 'none'}",
+            f"second moment over 12 layers: held in {settings.held}; not in {settings.failed}",
             "取决于 q_0：GPT-2 的嵌入进入时为 8e-4 而非 1，很小的分支也比它大；12 层上的二阶矩：保持："
-            f"{'；'.join(kept) or '无'}；未保持：{'；'.join(broken) or '无'}",
+            f"{settings.held.zh}；未保持：{settings.failed.zh}",
         ),
     )
 
 
 def _judge_any_weights(rows: Rows) -> Judgement:
     """Compare Sandwich-Norm with q_0 + 2 l."""
-    kept, broken = list[str](), list[str]()
+    settings = Settings()
     for name, each in _settings(rows.where(placement="sandwich")):
         want = each.mean("q_first") + 2 * each[0].params["depth"]
         off = abs(each.mean("q_last") / want - 1)
-        (kept if off <= _SURE * _error(each) else broken).append(f"{each.mean('q_last'):.3g} of {want:.3g} ({name})")
+        settings.add(off <= _SURE * _error(each), f"{each.mean('q_last'):.3g} of {want:.3g} ({name})")
     return Judgement(
-        _verdict(kept, broken),
+        settings.outcome,
         both(
-            f"q_0 + 2 l whatever the weights: {'; '.join(kept) or 'none'}"
-            + (f"; more than {_SURE} standard deviations of a net this wide away: {'; '.join(broken)}" * bool(broken)),
-            f"无论权重如何都是 q_0 + 2 l：{'；'.join(kept) or '无'}"
-            + (f"；偏离超过该宽度网络的 {_SURE} 个标准差：{'；'.join(broken)}" * bool(broken)),
+            f"q_0 + 2 l whatever the weights: {settings.held}"
+            f"; more than {_SURE} standard deviations of a net this wide away: {settings.failed}",
+            f"无论权重如何都是 q_0 + 2 l：{settings.held.zh}"
+            f"；偏离超过该宽度网络的 {_SURE} 个标准差：{settings.failed.zh}",
         ),
     )
 
@@ -250,17 +245,18 @@ def _judge_told(rows: Rows) -> Judgement:
         told = each.curve("told_q")[0][-1]
         relative = each.mean("q_last") / told - 1
         off[name] = relative, abs(relative) / _error(each)
-    kept = [name for name, (_, sigmas) in off.items() if sigmas <= _BEYOND]
-    broken = [f"{name} ({off[name][0]:+.1%})" for name in off if name not in kept]
+    settings = Settings()
+    for name, (relative, sigmas) in off.items():
+        settings.add(sigmas <= _BEYOND, f"{name} ({relative:+.1%})")
+    within = sum(sigmas <= _BEYOND for _, sigmas in off.values())
     worst = max(off, key=lambda name: abs(off[name][0]))
-    en = f"{len(kept)} of {len(off)} settings are within {_BEYOND} standard deviations of a net of their width"
-    zh = f"{len(off)} 种设置中有 {len(kept)} 种在其宽度网络的 {_BEYOND} 个标准差之内"
+    en = f"{within} of {len(off)} settings are within {_BEYOND} standard deviations of a net of their width"
+    zh = f"{len(off)} 种设置中有 {within} 种在其宽度网络的 {_BEYOND} 个标准差之内"
     return Judgement(
-        _verdict(kept, broken),
+        settings.outcome,
         both(
-            f"{en}; the furthest is {off[worst][0]:+.1%} ({worst})"
-            + (f"; outside: {'; '.join(broken)}" * bool(broken)),
-            f"{zh}；最远的为 {off[worst][0]:+.1%}（{worst}）" + (f"；之外：{'；'.join(broken)}" * bool(broken)),
+            f"{en}; the furthest is {off[worst][0]:+.1%} ({worst}); outside: {settings.failed}",
+            f"{zh}；最远的为 {off[worst][0]:+.1%}（{worst}）；之外：{settings.failed.zh}",
         ),
     )
 
