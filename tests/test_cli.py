@@ -412,7 +412,7 @@ def test_no_argument_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_commands_are_listed_in_the_order_of_use() -> None:
-    assert list(commands.commands) == ["check", "map", "rules", "explain", "convert", "bench"]
+    assert list(commands.commands) == ["check", "map", "rules", "explain", "convert", "study", "bench"]
 
 
 def test_help_takes_less_than_a_second() -> None:

@@ -13,6 +13,7 @@ import click
 from normwise.cli._convert import convert
 from normwise.cli._options import debug, files, lang, loading, rendering, split
 from normwise.cli._output import COULD_NOT_RUN, aside, cleaned, no_collection, say
+from normwise.cli._study import study
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -154,6 +155,7 @@ def explain(rule: str, lang: str) -> int:
 
 
 commands.add_command(convert)
+commands.add_command(study)
 
 
 @commands.command()

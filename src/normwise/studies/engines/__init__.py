@@ -1,23 +1,27 @@
 """Engines: what runs the trials of a study, on this machine or on others.
 
-An engine is one file with a docstring, ``claims(text)`` (whether it is what ``--engine text`` means) and
-``start(text, workers)``: a context manager that gives a ``Session`` and ends what still runs when it is left.
+An engine is one file with a docstring, ``EXAMPLE`` (how it is written), ``claims(text)`` (whether ``--engine text``
+means it) and ``start(text, workers)``: a context manager that gives a ``Session`` and ends what still runs when it is
+left.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from difflib import get_close_matches
 from typing import Protocol
 
 from normwise._parts import collect
 from normwise.errors import StudyError
 from normwise.studies._execute import Answer, Order
+from normwise.studies.engines import dask as dask
 from normwise.studies.engines import local as local
+from normwise.studies.engines import slurm as slurm
 
-__all__ = ["Execute", "Session", "names", "start"]
+__all__ = ["Execute", "Session", "forms", "names", "start"]
 
-_ENGINES = collect(globals(), needs=("claims", "start"))
+_ENGINES = collect(globals(), needs=("EXAMPLE", "claims", "start"))
 
 
 class Execute(Protocol):
@@ -46,6 +50,11 @@ def names() -> tuple[str, ...]:
     return tuple(_ENGINES)
 
 
+def forms() -> tuple[str, ...]:
+    """Return how each is written."""
+    return tuple(engine.EXAMPLE for engine in _ENGINES.values())
+
+
 def start(text: str, workers: int | None) -> AbstractContextManager[Session]:
     """Return the engine that a text means, to be entered.
 
@@ -59,4 +68,6 @@ def start(text: str, workers: int | None) -> AbstractContextManager[Session]:
     for engine in _ENGINES.values():
         if engine.claims(text):
             return engine.start(text, workers)
-    raise StudyError(f"no engine is called {text!r}: choose from {', '.join(names())}")
+    near = get_close_matches(text.lower().partition(":")[0], _ENGINES, n=1)
+    hint = f"did you mean {_ENGINES[near[0]].EXAMPLE}? " if near else ""
+    raise StudyError(f"no engine is called {text!r}: {hint}choose from {', '.join(forms())}")

@@ -7,28 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
-from typing import Any
 
 from normwise.studies._execute import Answer, Order
+from normwise.studies.engines._threads import Function, Threads
 
-__all__ = ["claims", "start"]
+__all__ = ["EXAMPLE", "claims", "start"]
 
-
-class _Session:
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self._stop = Event()
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="study")
-
-    def submit(self, function: Any, order: Order) -> Future[Answer]:
-        return self._pool.submit(function, order, self._stop.is_set)
-
-    def end(self) -> None:
-        self._stop.set()
-        self._pool.shutdown(cancel_futures=True)
+EXAMPLE = "local"
 
 
 def claims(text: str) -> bool:
@@ -37,9 +24,9 @@ def claims(text: str) -> bool:
 
 
 @contextmanager
-def start(text: str, workers: int | None) -> Iterator[_Session]:
+def start(text: str, workers: int | None) -> Iterator[Threads]:
     """Run trials here."""
-    session = _Session(workers or _cores())
+    session = Threads(workers or _cores(), _run)
     try:
         yield session
     finally:
@@ -48,3 +35,7 @@ def start(text: str, workers: int | None) -> Iterator[_Session]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run(function: Function, order: Order, stop: Event) -> Answer:
+    return function(order, stop.is_set)
