@@ -23,7 +23,7 @@ _LEFT, _RIGHT, _TOP = 64, 20, 14
 _TICK_ROW, _NAME_ROW = 18, 22
 _X_TICKS, _Y_TICKS, _FEWEST = 8, 6, 3
 _TICK_GAP = 10  # between the labels of neighbouring ticks, in pixels
-_MOST_MARKERS, _SOME_MARKERS = 24, 12  # of a line; beyond, only some points carry one
+_MOST_MARKERS, _SOME_MARKERS = 32, 12  # of a line; beyond, only some points carry one
 _CROSS_STEP = 11  # between crosses that would cover each other
 _LONGEST_LABEL = 90
 
@@ -139,7 +139,7 @@ def _entries(chart: Chart, drawn: Sequence[Stroke], lang: str) -> Iterator[Entry
         yield Entry(in_language(line.name, lang), stroke)
     for said, needed in (
         (_THEORY, any(line.theory for line in chart.lines)),
-        (_SPREAD, any(line.low for line in chart.lines)),
+        (_SPREAD, any(line.low != line.high for line in chart.lines)),
         (_OFF, any(_off(chart, line, index) for line in chart.lines for index in range(len(line.x)))),
     ):
         if needed:

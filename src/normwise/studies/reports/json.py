@@ -58,8 +58,13 @@ def _document(evidence: Evidence, lang: str) -> dict[str, Any]:
 
 
 def _figure(figure: Table | Chart, lang: str) -> dict[str, Any]:
-    kind = "table" if isinstance(figure, Table) else "chart"
-    return {"kind": kind, **_translated(asdict(figure), lang)}
+    made = _translated(asdict(figure), lang)
+    if isinstance(figure, Table):
+        return {"kind": "table", **made}
+    names = {line.name: in_language(line.name, lang) for line in figure.lines}
+    for line in made["lines"]:
+        line["like"] = names.get(line["like"], line["like"])
+    return {"kind": "chart", **made}
 
 
 def _translated(value: Any, lang: str) -> Any:
