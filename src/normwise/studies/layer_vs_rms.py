@@ -17,10 +17,10 @@ Speed: forward, forward and backward of a norm alone, and whole training steps o
 thread, the rivals in turn, so that a busy moment hits all alike: LayerNorm and RMSNorm of torch.nn and of normwise.
 
 The way: everything that writes to the stream (embeddings, the last matrix of each branch and its bias) is recentred
-over the features, gains and biases of the norms are folded into the matrices that read them. The stream then has a mean of
-zero, where LayerNorm and RMSNorm with one eps are the same function. This is done to a trained Pre-Norm model, and to
-small ones with gains, biases and means drawn at random: in a fresh model, with gains of 1 and biases of 0, more than
-that looks exact. Beside it stands the naive swap, which changes nothing but the norms.
+over the features, gains and biases of the norms are folded into the matrices that read them. The stream then has a
+mean of zero, where LayerNorm and RMSNorm with one eps are the same function. This is done to a trained Pre-Norm
+model, and to small ones with gains, biases and means drawn at random: in a fresh model, with gains of 1 and biases of
+0, more than that looks exact. Beside it stands the naive swap, which changes nothing but the norms.
 
 ## What would refute it
 Losses whose ranges over seeds are apart; times that differ by less than 7 %; logits that stay the same up to rounding.
