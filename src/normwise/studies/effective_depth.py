@@ -72,7 +72,8 @@ https://arxiv.org/abs/2502.05795：提出该缩放。
 - 去掉一层的代价：训练后没有它与有它的损失之差。
 
 初始化时旁边是理论：二阶矩为 v 的分支加到二阶矩为 q 的流上，影响力为 1 - (1 + v / (alpha^2 q))^(-1/2)，由矩的递推在层
-内合成，没有拟合参数。
+内合成，没有拟合参数。理论认为归一化不旋转；流上的第一个 LayerNorm 会，因为去掉了均值：影响力 1 / (2 H) = 0.008，对多
+数层很小，却是 DeepNorm 一层的 20 倍。
 
 三分之一的层若占比不到平均份额的一半，即不到总量的六分之一，就称为作用很小。
 
@@ -223,7 +224,7 @@ def _judge_post(rows: Rows) -> Judgement:
         f"({len(some)} seeds)",
         f"前、中、后三分之一：块影响力 {told[0]}，去掉层的代价 {told[1]}（{len(some)} 个种子）",
     )
-    if (found := _untrained(some)) is not None:
+    if found := _untrained(some):
         return found
     if all(min(third) >= _LITTLE for third in (*turned, *cost)):
         return Judgement(Outcome.CONFIRMED, says)
@@ -249,7 +250,7 @@ def _judge_scaling(rows: Rows) -> Judgement:
         f"scaling, {start[1]:.4f} without",
         f"训练后最后三分之一的平均：{'；'.join(zh)}；初始时的块影响力：有缩放 {start[0]:.4f}，无 {start[1]:.4f}",
     )
-    if (found := _untrained(pre) or _untrained(scaled)) is not None:
+    if found := _untrained(pre) or _untrained(scaled):
         return found
     if len(pre) < 2 or len(scaled) < 2:
         return Judgement(Outcome.OPEN, both(f"one seed has no spread: {says}", f"一个种子没有散布：{says.zh}"))
@@ -264,8 +265,7 @@ def _judge_scaling(rows: Rows) -> Judgement:
     )
 
 
-def _deep(some: Rows, metric: str) -> list[float]:
-    """Return the mean over the last third of the layers, by seed."""
+def _deep(some: Rows, metric: str) -> list[float]:  # mean over the last third of the layers, by seed
     return [_mean(each[-(len(each) // 3) :]) for each in some.values(metric)]
 
 
@@ -299,18 +299,12 @@ CLAIMS = (
         judge=_judge_pre,
     ),
     Claim(
-        text=both(
-            "Post-Norm uses its depth: no third of its layers does little",
-            "Post-Norm 用上了深度：没有三分之一的层作用很小",
-        ),
+        text=both("Post-Norm uses its depth: no third of it does little", "Post-Norm 用上了每三分之一的深度"),
         source="Li et al. 2024, https://arxiv.org/abs/2412.13795, who find its early layers weak",
         judge=_judge_post,
     ),
     Claim(
-        text=both(
-            "LayerNorm scaling makes deep layers do more than in Pre-Norm",
-            "LayerNorm scaling 使深层比在 Pre-Norm 中作用更大",
-        ),
+        text=both("LayerNorm scaling makes deep layers do more", "LayerNorm scaling 使深层作用更大"),
         source="Sun et al. 2025, https://arxiv.org/abs/2502.05795",
         judge=_judge_scaling,
     ),
