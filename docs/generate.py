@@ -1,4 +1,5 @@
-"""Write the pages that come from the code: the command line's help, a page a rule in two languages, the layers, tables.
+"""Write the pages that come from the code: the command line's help, a page a rule, a conversion and a study in two
+languages, the layers, tables.
 
 ``python docs/generate.py`` writes them, ``--check`` only says which are out of date (exit code 1).
 """
@@ -18,6 +19,7 @@ import click
 from conversion_pages import conversion_pages  # beside this file, which is run as a script
 from markup import cell, code, markdown
 from placement_pages import placements_page
+from study_pages import study_pages
 
 from normwise import functional, layers
 from normwise._parts import page, page_title
@@ -311,6 +313,7 @@ def pages() -> dict[Path, str]:
         **{DOCS / name: guide(name, header) for name, header in GUIDES.items()},
         **{DOCS / "rules" / name: text for lang in RULE_PAGES for name, text in rule_pages(lang).items()},
         **{DOCS / "conversions" / name: text for lang in RULE_PAGES for name, text in conversion_pages(lang).items()},
+        **{DOCS / "studies" / name: text for lang in RULE_PAGES for name, text in study_pages(lang).items()},
         **{DOCS.parent / name: readme(name, lang) for name, lang in READMES.items()},
     }
 
@@ -318,7 +321,8 @@ def pages() -> dict[Path, str]:
 def main(check: bool) -> int:
     """Write the pages, or name those that differ."""
     wanted = pages()
-    stray = {path for folder in ("rules", "conversions") for path in (DOCS / folder).glob("*.md")} - set(wanted)
+    made = [path for folder in ("rules", "conversions", "studies") for path in (DOCS / folder).glob("*.*")]
+    stray = set(made) - set(wanted)
     stale = sorted(
         stray | {path for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text}
     )

@@ -20,6 +20,7 @@ from normwise import placements
 from normwise.models import Decoder
 from normwise.rendering.charts import Panel, Series, depth_chart
 from normwise.rendering.numbers import number
+from normwise.rendering.svg import standalone
 from normwise.theory import predict
 
 DOCS = Path(__file__).parent
@@ -151,10 +152,7 @@ def picture(name: str) -> str:
         real, told = getattr(measured(placement), what), getattr(predicted(placement), what)
         both = (Series(name="measured", values=real), Series(name="theory", values=told, dashed=True))
         panels.append(Panel(name=placement, series=both))
-    svg = str(depth_chart(panels, title=title, x_label="layer"))
-    # a picture on a page inherits neither its font nor its ground
-    svg = svg.replace('font-family="inherit"', 'font-family="system-ui, sans-serif" style="background:#fff"', 1)
-    return svg + "\n"
+    return standalone(depth_chart(panels, title=title, x_label="layer"))
 
 
 def main() -> None:

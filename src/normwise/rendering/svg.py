@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from normwise.rendering.cleaning import clean, shorten
 
-__all__ = ["SERIES_COLORS", "color", "element", "label", "picture"]
+__all__ = ["SERIES_COLORS", "color", "element", "label", "picture", "standalone"]
 
 SERIES_COLORS = ("#0b62a8", "#b8500a", "#14795a", "#6b6f76", "#8b3fae", "#8f7200", "#0b8a9e", "#c2366f")
 _INK = {"ink": "#1d2129", "muted": "#626a76", "line": "#d5d9df", "alert": "#b42318"}
@@ -51,6 +51,14 @@ def picture(width: float, height: float, title: str, parts: Sequence[Markup]) ->
         "svg", element("title", shorten(clean(title), _LONGEST_TITLE)), *parts, xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {width:g} {height:g}", role="img", font_family="inherit",
     )  # fmt: skip
+
+
+def standalone(svg: Markup) -> str:
+    """Return a picture as a file: what a page shows from a file inherits neither its font nor its ground."""
+    return (
+        str(svg).replace('font-family="inherit"', 'font-family="system-ui, sans-serif" style="background:#fff"', 1)
+        + "\n"
+    )
 
 
 def _attribute(value: object) -> str:

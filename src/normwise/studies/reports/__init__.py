@@ -23,7 +23,7 @@ from normwise.studies.reports import text as text
 if TYPE_CHECKING:
     from normwise.studies._evidence import Evidence
 
-__all__ = ["names", "render", "save", "suffixes"]
+__all__ = ["names", "render", "require", "save", "suffixes"]
 
 FORMATS = collect(globals(), needs=("SUFFIXES", "BINARY", "render"))
 _LANGUAGES = ("en", "zh")
@@ -80,6 +80,17 @@ def save(evidence: Evidence, path: str | Path, *, lang: str = "en") -> Path:
     options = {"color": False, "width": 120}
     replace(path, _made(evidence, known[path.suffix.lower()], lang, options))
     return path
+
+
+def require(path: Path) -> None:
+    """Do nothing where a file could be written, as far as packages go.
+
+    Raises:
+        StudyError: the package of its format is missing.
+    """
+    part = FORMATS[suffixes()[path.suffix.lower()]]
+    if hasattr(part, "require"):
+        part.require()
 
 
 def _made(evidence: Evidence, format: str, lang: str, options: dict[str, Any]) -> Any:

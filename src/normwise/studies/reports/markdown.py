@@ -13,7 +13,7 @@ from normwise.studies.reports import _view
 if TYPE_CHECKING:
     from normwise.studies._evidence import Evidence
 
-__all__ = ["render", "results"]
+__all__ = ["cell", "line", "render", "results"]
 
 SUFFIXES = (".md",)
 BINARY = False
@@ -27,7 +27,7 @@ def render(evidence: Evidence, *, lang: str = "en") -> str:
         lang: of the words, "en" or "zh".
     """
     found = results(evidence, lang, picture=lambda _, chart: _values(chart, lang))
-    return f"# {_line(_view.title(evidence, lang))}\n\n{found}"
+    return f"# {line(_view.title(evidence, lang))}\n\n{found}"
 
 
 def results(evidence: Evidence, lang: str, *, picture: Callable[[int, Chart], str]) -> str:
@@ -44,8 +44,8 @@ def results(evidence: Evidence, lang: str, *, picture: Callable[[int, Chart], st
     for figure in evidence.figures:
         charts += isinstance(figure, Chart)
         body = picture(charts, figure) if isinstance(figure, Chart) else _table(figure, lang)
-        note = " ".join((_line(in_language(figure.note, lang)), f"({_line(_view.short_conditions(evidence, lang))})"))
-        parts += [f"### {_line(in_language(figure.title, lang))}", body, note.strip()]
+        note = " ".join((line(in_language(figure.note, lang)), f"({line(_view.short_conditions(evidence, lang))})"))
+        parts += [f"### {line(in_language(figure.title, lang))}", body, note.strip()]
     if left := _view.unrun(evidence, lang):
         parts += [f"### {_view.said('Without a result', '没有结果', lang)}", _list(left)]
     parts += [f"### {_view.said('Conditions', '条件', lang)}", _list(_view.conditions(evidence, lang))]
@@ -53,12 +53,12 @@ def results(evidence: Evidence, lang: str, *, picture: Callable[[int, Chart], st
 
 
 def _list(items: Iterable[tuple[str, str]]) -> str:
-    return "\n".join(f"- {_line(name)}: {_line(value)}" for name, value in items)
+    return "\n".join(f"- {line(name)}: {line(value)}" for name, value in items)
 
 
 def _verdict(verdict: Verdict, lang: str) -> str:
     word = in_language(_view.OUTCOMES[verdict.outcome], lang)
-    claim, says, source = (_line(in_language(each, lang)) for each in (verdict.claim, verdict.says, verdict.source))
+    claim, says, source = (line(in_language(each, lang)) for each in (verdict.claim, verdict.says, verdict.source))
     return f"**{word}**{_view.said(': ', '：', lang)}{claim}\n\n> {says}\n>\n> {source}"
 
 
@@ -69,24 +69,25 @@ def _table(table: Table, lang: str) -> str:
 
 def _values(chart: Chart, lang: str) -> str:
     """Return the values of a chart, a row a position and a column a line."""
-    positions = sorted({x for line in chart.lines for x in line.x})
-    by_line = [dict(zip(line.x, line.y, strict=True)) for line in chart.lines]
-    rows = ([_view.cell(v, lang) for v in (x, *(line.get(x) for line in by_line))] for x in positions)
-    heading = [chart.x_label, *(line.name for line in chart.lines)]
+    positions = sorted({x for each in chart.lines for x in each.x})
+    by_line = [dict(zip(each.x, each.y, strict=True)) for each in chart.lines]
+    rows = ([_view.cell(v, lang) for v in (x, *(each.get(x) for each in by_line))] for x in positions)
+    heading = [chart.x_label, *(each.name for each in chart.lines)]
     return _drawn([in_language(each, lang) for each in heading], rows, [True] * len(heading))
 
 
 def _drawn(heading: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[bool]) -> str:
     rule = "|" + "".join("---:|" if number else "---|" for number in numbers)
     return "\n".join(
-        [f"| {' | '.join(map(_cell, heading))} |", rule, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)]
+        [f"| {' | '.join(map(cell, heading))} |", rule, *(f"| {' | '.join(map(cell, row))} |" for row in rows)]
     )
 
 
-def _line(text: str) -> str:
+def line(text: str) -> str:
     """Return text of ours on one line; a star or a bracket of it is no markup."""
     return clean(text).replace("\\", r"\\").replace("*", r"\*").replace("<", "&lt;").replace("[", r"\[")
 
 
-def _cell(text: str) -> str:
-    return _line(text).replace("|", r"\|")
+def cell(text: str) -> str:
+    """Return a text for a cell of a table."""
+    return line(text).replace("|", r"\|")

@@ -12,7 +12,7 @@ from normwise.studies.reports._columns import columns
 if TYPE_CHECKING:
     from normwise.studies._evidence import Evidence
 
-__all__ = ["render"]
+__all__ = ["render", "require"]
 
 SUFFIXES = (".parquet",)
 BINARY = True
@@ -24,15 +24,26 @@ def render(evidence: Evidence) -> bytes:
     Raises:
         StudyError: pyarrow is not installed.
     """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise StudyError("Parquet needs pyarrow: pip install 'normwise[parquet]'") from None
+    require()
+    import pyarrow
+    from pyarrow import parquet
+
     table = pyarrow.table({name: _uniform(values) for name, values in columns(evidence).items()})
     page = io.BytesIO()
     parquet.write_table(table, page)
     return page.getvalue()
+
+
+def require() -> None:
+    """Do nothing where pyarrow is installed.
+
+    Raises:
+        StudyError: it is not.
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise StudyError("Parquet needs pyarrow: pip install 'normwise[parquet]'") from None
 
 
 def _uniform(values: list[Any]) -> list[Any]:
