@@ -48,8 +48,11 @@ CREATE TABLE trials (
 
 # What went wrong and what to do, by SQLite's primary result code.
 _FAULTS = {
-    sqlite3.SQLITE_FULL: ("the disk is full", "make room, then resume"),
-    sqlite3.SQLITE_IOERR: ("it cannot be written or read: a full disk, a quota, or a fault of it", "see to it, resume"),
+    sqlite3.SQLITE_FULL: ("the disk is full", "make room and run it again: what is done stays"),
+    sqlite3.SQLITE_IOERR: (
+        "it cannot be written or read: a full disk, a quota, or a fault of the disk",
+        "see to that and run it again: what is done stays",
+    ),
     sqlite3.SQLITE_READONLY: ("it is read-only", "change its permissions, or choose another with --ledger PATH"),
     sqlite3.SQLITE_PERM: ("it is read-only", "change its permissions, or choose another with --ledger PATH"),
     sqlite3.SQLITE_CANTOPEN: ("it cannot be opened", "check the folder, or choose another with --ledger PATH"),
