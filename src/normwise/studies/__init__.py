@@ -14,6 +14,7 @@ from normwise._parts import collect
 from normwise.studies import batch_norm_in_sequence_models as batch_norm_in_sequence_models
 from normwise.studies import batch_size as batch_size
 from normwise.studies import effective_depth as effective_depth
+from normwise.studies import eps_and_precision as eps_and_precision
 from normwise.studies import frozen_gains as frozen_gains
 from normwise.studies import gradient_by_depth as gradient_by_depth
 from normwise.studies import layer_vs_rms as layer_vs_rms
