@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from types import ModuleType
@@ -74,9 +75,19 @@ def test_its_claims_name_who_says_them_and_nothing_is_concluded_from_nothing(nam
         assert claim.source
         with pytest.raises(NotKnown):
             claim.judge(Rows([]))
-    for make in part_of(name).FIGURES:
-        with pytest.raises(NotKnown):
-            make(Rows([]))
+    assert studies.Evidence(study=name, part=part_of(name), rows=Rows([]), data={}).figures == ()
+
+
+@every
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5, 0.9])
+def test_an_interrupted_run_is_read_as_far_as_it_goes(name: str, share: float) -> None:
+    """Judges and figures say that trials are missing; nothing else is raised, whichever are there."""
+    evidence, draw = stored(name), random.Random(f"{name} {share}")
+    for _ in range(5):
+        some = Rows(row for row in evidence.rows if draw.random() < share)
+        partial = studies.Evidence(study=name, part=part_of(name), rows=some, data={})
+        assert len(partial.verdicts) == len(evidence.verdicts)
+        assert len(partial.figures) <= len(evidence.figures)
 
 
 @every

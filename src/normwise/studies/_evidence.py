@@ -115,6 +115,6 @@ class Evidence:
 
     def _figure(self, make: Callable[[Rows], Figure]) -> Figure | None:
         try:
-            return make(self.rows)
+            return make(self.rows) if self.rows else None  # a figure of nothing would be its headings
         except NotKnown:
             return None
