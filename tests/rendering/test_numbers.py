@@ -14,9 +14,9 @@ def test_a_number_keeps_three_digits(value: float) -> None:
     assert float(number(value)) == pytest.approx(value, rel=5.1e-3)
 
 
-@given(st.lists(st.none() | st.floats(), max_size=200), st.integers(1, 80))
-def test_a_sparkline_fits_its_width_whatever_is_measured(values: list[float | None], width: int) -> None:
-    line = sparkline(values, width)
+@given(st.lists(st.none() | st.floats(), max_size=200), st.integers(1, 80), st.booleans())
+def test_a_sparkline_fits_its_width_whatever_is_measured(values: list[float | None], width: int, log: bool) -> None:
+    line = sparkline(values, width, log=log)
     assert len(line) == min(len(values), width)
     assert set(line) <= set(BARS) | {" ", "!"}
 
@@ -40,3 +40,8 @@ def test_a_flat_curve_is_drawn_flat() -> None:
 @pytest.mark.parametrize(("before", "after"), [(0.0, 1.0), (math.nan, 1.0), (1.0, math.inf), (-1.0, 2.0)])
 def test_no_ratio_is_given_where_there_is_none(before: float, after: float) -> None:
     assert ratio(before, after) == ""
+
+
+def test_over_a_linear_scale_only_what_is_not_finite_is_marked() -> None:
+    assert sparkline([-1e308, 0.0, 1e308, math.nan, -math.inf], log=False) == "▁▅█!!"
+    assert sparkline([0.0, 0.0], log=False) == sparkline([-5.0, -5.001], log=False) == BARS[3] * 2

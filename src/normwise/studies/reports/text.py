@@ -100,7 +100,8 @@ def _chart(chart: Chart, lang: str, width: int) -> list[RenderableType]:
     longest = min(max((cell_len(name) for name, _ in rows), default=0), max(width // 3, 16))
     bars = min(_SPARKLINE, max(width - longest - _BESIDE_SPARKLINE, 8))
     lines = [(safe(name), _curve(line, chart.log_y, bars, lang)) for name, line in rows]
-    return [_heading(chart, lang, _view.axes(chart, lang)), *([pairs(lines)] if lines else []), *_note(chart, lang)]
+    aside = f"{_view.axes(chart, lang)}{_view.said('; each to its own scale', '；各有各的刻度', lang)}"
+    return [_heading(chart, lang, aside), *([pairs(lines)] if lines else []), *_note(chart, lang)]
 
 
 def _curve(line: Line, log: bool, bars: int, lang: str) -> Text:
