@@ -52,8 +52,10 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 )
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Of one trial.")
 @click.option("--memory-limit", callback=_bytes, metavar="SIZE", help="Of one trial: 2GB.")
-@click.option("--format", "format_", metavar="FORMAT", help="What to print: text (default), json, html, csv or jsonl.")
-@files("normwise.studies.reports", "Also write the results: .html, .json, .csv, .jsonl, .parquet or .txt. Repeatable.")
+@click.option(
+    "--format", "format_", metavar="FORMAT", help="What to print: text (default), markdown, html, json, jsonl, csv."
+)
+@files("normwise.studies.reports", "Also write: .html, .md, .txt, .json, .jsonl, .csv, .parquet. Repeatable.")
 @lang
 @debug
 def study(words: tuple[str, ...], **given: Any) -> int:
@@ -65,8 +67,8 @@ def study(words: tuple[str, ...], **given: Any) -> int:
     normwise study resume LEDGER    run what is open in a ledger, then judge
     normwise study show LEDGER      judge what is there, run nothing; also a .jsonl that was written
 
-    Each trial is a process of its own and is kept as soon as it ends: Ctrl-C or a killed process loses only what was
-    running. The page of a study (claim, source, method, what would refute it) is in the guide.
+    NAME is one of those that the list names. Each trial is a process of its own and is kept as soon as it ends:
+    Ctrl-C or a killed process loses only what was running.
 
     Exit codes: 0 done; 2 could not run, or trials are left without a result.
     """
@@ -147,6 +149,8 @@ def _run(how: str, what: Any, given: dict[str, Any]) -> int:
     format = given["format_"] or "text"
     if format not in reports.names():
         raise ValueError(f"no format is called {format!r}: choose from {', '.join(reports.names())}")
+    for path in given["outputs"]:
+        reports.require(path)
     options = {name: given[name] for name in (*_ASKS, *_RUNS) if given[name]}
     with aside():
         if how == "show":

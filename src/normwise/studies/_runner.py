@@ -52,6 +52,9 @@ class _How:
     told: Told = _silent
 
     def __post_init__(self) -> None:
+        from normwise.studies import engines  # a package, which is no study: not there when those are collected
+
+        engines.find(self.engine)
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"a study takes 1 worker or more, given {self.workers}")
         if self.retries < 0:
@@ -247,7 +250,7 @@ class _Run:
 
 
 def _work(part: ModuleType, head: Head, book: Ledger, keys: Sequence[str], how: _How) -> None:
-    from normwise.studies import engines  # a package, which is no study: not among the names when those are collected
+    from normwise.studies import engines
 
     left = [record for record in _of(book.records(), keys) if record.state != "done"]
     if not left:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Protocol
 
 from normwise._parts import collect
@@ -19,7 +20,7 @@ from normwise.studies.engines import dask as dask
 from normwise.studies.engines import local as local
 from normwise.studies.engines import slurm as slurm
 
-__all__ = ["Execute", "Session", "forms", "names", "start"]
+__all__ = ["Execute", "Session", "find", "forms", "names", "start"]
 
 _ENGINES = collect(globals(), needs=("EXAMPLE", "claims", "start"))
 
@@ -55,6 +56,20 @@ def forms() -> tuple[str, ...]:
     return tuple(engine.EXAMPLE for engine in _ENGINES.values())
 
 
+def find(text: str) -> ModuleType:
+    """Return the engine that a text means.
+
+    Raises:
+        StudyError: no engine is called so; the nearest is given.
+    """
+    for engine in _ENGINES.values():
+        if engine.claims(text):
+            return engine
+    near = get_close_matches(text.lower().partition(":")[0], _ENGINES, n=1)
+    hint = f"did you mean {_ENGINES[near[0]].EXAMPLE}? " if near else ""
+    raise StudyError(f"no engine is called {text!r}: {hint}choose from {', '.join(forms())}")
+
+
 def start(text: str, workers: int | None) -> AbstractContextManager[Session]:
     """Return the engine that a text means, to be entered.
 
@@ -65,9 +80,4 @@ def start(text: str, workers: int | None) -> AbstractContextManager[Session]:
     Raises:
         StudyError: no engine is called so; or, on entering, it is not installed or cannot be reached.
     """
-    for engine in _ENGINES.values():
-        if engine.claims(text):
-            return engine.start(text, workers)
-    near = get_close_matches(text.lower().partition(":")[0], _ENGINES, n=1)
-    hint = f"did you mean {_ENGINES[near[0]].EXAMPLE}? " if near else ""
-    raise StudyError(f"no engine is called {text!r}: {hint}choose from {', '.join(forms())}")
+    return find(text).start(text, workers)
