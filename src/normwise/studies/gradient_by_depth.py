@@ -26,7 +26,7 @@ Full set: about 8 CPU-minutes. Quick set: about 1.5.
 
 ## What this cannot show
 What training makes of it. The predicted gradient supposes that the gradients of tokens at the end are independent; in
-real text they are not, and the measured rise towards the first layer is up to four times the predicted one. The norms
+real text they are not, and the measured rise towards the first layer is up to five times the predicted one. The norms
 and constants of Xiong's 512-wide translation models.
 """
 
@@ -67,7 +67,7 @@ N(0, 1)。12 层的 Pre-Norm 与 Post-Norm 用 GPT-2 的初始化及其小嵌入
 完整集约 8 CPU 分钟，快速集约 1.5 CPU 分钟。
 
 ## 这里无法说明的
-训练会带来什么。预测的梯度假设末端各 token 的梯度相互独立；真实文本并非如此，测得的向首层的增长可达预测的四倍。Xiong 的
+训练会带来什么。预测的梯度假设末端各 token 的梯度相互独立；真实文本并非如此，测得的向首层的增长可达预测的五倍。Xiong 的
 512 宽翻译模型的范数与常数。
 """
 
