@@ -37,6 +37,7 @@ from __future__ import annotations
 from math import log, log2, sqrt
 from typing import Any
 
+from normwise.errors import NotKnown
 from normwise.rendering import both
 from normwise.rendering.plots import Chart, Line
 from normwise.studies._initial import LENGTH, places, through
@@ -245,6 +246,8 @@ def _judge_told(rows: Rows) -> Judgement:
         told = each.curve("told_q")[0][-1]
         relative = each.mean("q_last") / told - 1
         off[name] = relative, abs(relative) / _error(each)
+    if not off:
+        raise NotKnown("no stack has been run")
     settings = Settings()
     for name, (relative, sigmas) in off.items():
         settings.add(sigmas <= _BEYOND, f"{name} ({relative:+.1%})")
