@@ -24,7 +24,7 @@ A gap counts where it exceeds two standard errors of two shares of 597 images, a
 BatchNorm at a batch of 2 as accurate as GroupNorm or LayerNorm, in both networks; the same accuracy in training mode.
 
 ## Cost
-Full: 126 trials, 6 CPU-minutes. Quick: 1 CPU-minute.
+Full: 126 trials, 7 CPU-minutes. Quick: 1 CPU-minute.
 
 ## What this cannot show
 ImageNet, deep networks, detection at high resolution: the tables of Wu and He. The digits are easy, and every net
@@ -73,7 +73,7 @@ SGD，动量 0.9，学习率 0.05 * 批大小 / 32（与 Wu 和 He 的缩放相�
 在两种网络中，批大小 2 的 BatchNorm 都与 GroupNorm 或 LayerNorm 一样准确；训练模式下准确率不变。
 
 ## 开销
-全部：126 次试验，6 CPU 分钟。quick：1 CPU 分钟。
+全部：126 次试验，7 CPU 分钟。quick：1 CPU 分钟。
 
 ## 这里无法说明的
 ImageNet、深层网络、高分辨率检测，即 Wu 与 He 的表格。这些数字很容易，各网络的准确率彼此接近。epoch 数固定，大批量的

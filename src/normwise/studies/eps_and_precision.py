@@ -85,7 +85,7 @@ _LARGEST_SQUARED = sqrt(torch.finfo(torch.float16).max)  # 255.9
 
 
 def trials(quick: bool) -> list[dict[str, Any]]:
-    """Return every part at every setting: the small set has one seed less, nothing else."""
+    """Return every part at every setting; the small set differs in its seeds alone."""
     return [
         *({"part": "sigma", "sigma": sigma} for sigma in _SIGMAS),
         *({"part": "magnitude", "magnitude": size} for size in _MAGNITUDES),
