@@ -14,9 +14,9 @@ DeepNorm. Ding et al. 2021, arxiv.org/abs/2105.13290: Sandwich.
 A causal language model of bytes: 12 layers, hidden size 64, 4 heads, GELU, LayerNorm, Xavier's initialisation with
 1/sqrt(2) on q, k and v as in torch.nn.MultiheadAttention and fairseq, embeddings times sqrt(H). AdamW(0.9, 0.98)
 without weight decay and without clipping, 400 steps of 8 windows of 64 bytes, the rate constant after a linear warm-up.
-Every placement runs without warm-up at 3e-4, 1e-3 and 3e-3, and with 100 steps of it at 1e-3, Post-Norm at all three.
-Then Post-Norm alone, without warm-up at
-1e-3, its branches made smaller at the start: v, out, up and down times a gain; queries and keys stay as they are.
+Every placement runs without warm-up at 3e-4, 1e-3 and 3e-3, and with 100 steps of it at 1e-3, Post-Norm at all
+three. Then Post-Norm alone, without warm-up at 1e-3, its branches made smaller at the start: v, out, up and down times
+a gain; queries and keys stay as they are.
 
 A model that ends within 0.1 nat of the unigram loss, what it would reach by counting bytes, has learned nothing from
 context. "Token cosine" is the mean cosine between the tokens of a window at the end of the stack, before training.
@@ -65,7 +65,8 @@ Ding 等 2021，arxiv.org/abs/2105.13290：Sandwich。
 字节级因果语言模型：12 层，隐藏维度 64，4 个头，GELU，LayerNorm，Xavier 初始化，q、k、v 乘 1/sqrt(2)
 （与 torch.nn.MultiheadAttention 和 fairseq 相同），嵌入乘 sqrt(H)。AdamW(0.9, 0.98)，无权重衰减，无裁剪，
 400 步，每步 8 个 64 字节的窗口，线性预热之后学习率不变。每种位置都在不预热时
-以学习率 3e-4、1e-3、3e-3 训练，并在 1e-3 预热 100 步；Post-Norm 在三个学习率下都预热。然后只看 Post-Norm：不预热，学习率 1e-3，初始时把分支变小：
+以学习率 3e-4、1e-3、3e-3 训练，并在 1e-3 预热 100 步；
+Post-Norm 在三个学习率下都预热。然后只看 Post-Norm：不预热，学习率 1e-3，初始时把分支变小：
 v、out、up、down 乘以一个增益，查询和键不变。
 
 单元损失是只数字节频率能达到的损失；结束时与它相差不到 0.1 nat 的模型没有从上下文学到任何东西。
