@@ -90,9 +90,13 @@ def study(words: tuple[str, ...], **given: Any) -> int:
 def _needless(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
     """Refuse options that would be ignored."""
     for name in names:
-        if given[name]:
+        if _is_given(given[name]):
             option = "-o" if name == "outputs" else f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} {why}.", click.get_current_context())
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not False and value != ()
 
 
 def _list(format: str | None, lang: str) -> int:
@@ -151,7 +155,7 @@ def _run(how: str, what: Any, given: dict[str, Any]) -> int:
         raise ValueError(f"no format is called {format!r}: choose from {', '.join(reports.names())}")
     for path in given["outputs"]:
         reports.require(path)
-    options = {name: given[name] for name in (*_ASKS, *_RUNS) if given[name]}
+    options = {name: given[name] for name in (*_ASKS, *_RUNS) if _is_given(given[name])}
     with aside():
         if how == "show":
             evidence = _runner.show(what)
@@ -180,7 +184,7 @@ def _unfinished(evidence: Evidence) -> str:
     said = f"{count} of {total} trials {'has' if count == 1 else 'have'} no result"
     if failed:
         params = ", ".join(f"{name} {value}" for name, value in failed[0].params.items())
-        said += f", {len(failed)} of them after an error; the first ({params}): {failed[0].error}"
+        said += f", {len(failed)} of them after an error; the first ({params}): {failed[0].error.partition(chr(10))[0]}"
     if evidence.ledger is not None:
         said += f"; run them with: normwise study resume {shlex.quote(str(evidence.ledger))}"
     return said
