@@ -259,3 +259,9 @@ def test_a_line_whose_parts_do_not_fit_is_refused(y: tuple, low: tuple, high: tu
 
 def test_a_tick_says_its_number_exactly_enough() -> None:
     assert tick_labels([1.0, 1.00025, 1.0005]) == ["1", "1.00025", "1.0005"]
+
+
+def test_ticks_are_round() -> None:
+    assert Axis(1.0, 1000.0, True, 0.0, 1.0).ticks(6, 3) == pytest.approx([1, 10, 100, 1000])
+    assert Axis(2e-4, 3e-2, True, 0.0, 1.0).ticks(8, 3) == pytest.approx([3e-4, 1e-3, 3e-3, 1e-2, 3e-2])
+    assert Axis(0.3, 10.0, False, 0.0, 1.0).ticks(6) == pytest.approx([2, 4, 6, 8, 10])
