@@ -14,7 +14,7 @@ from normwise.rendering import in_language
 from normwise.rendering.plots import Chart, plot
 from normwise.rendering.svg import standalone
 from normwise.studies import Evidence, Verdict
-from normwise.studies._trials import asked
+from normwise.studies._trials import asked, seconds
 from normwise.studies.reports import _view, markdown
 
 __all__ = ["study_pages"]
@@ -102,7 +102,7 @@ def _word(verdict: Verdict, lang: str) -> str:
 def _estimate(name: str, lang: str) -> str:
     part = studies.get(name)
     trials = asked(name, part, quick=False)
-    cost = _view.cost(sum(part.seconds(each.params) for each in trials), lang)
+    cost = _view.cost(sum(seconds(part, each.params) for each in trials), lang)
     return _view.said(f"full set: {len(trials)} trials, about {cost}", f"完整集：{len(trials)} 个试验，约 {cost}", lang)
 
 

@@ -120,10 +120,10 @@ def _list(format: str | None, lang: str) -> int:
 
 
 def _cost(name: str, part: ModuleType, quick: bool) -> dict[str, float]:
-    from normwise.studies._trials import asked
+    from normwise.studies._trials import asked, seconds
 
     trials = asked(name, part, quick=quick)
-    return {"trials": len(trials), "cpu_minutes": round(sum(part.seconds(each.params) for each in trials) / 60, 1)}
+    return {"trials": len(trials), "cpu_minutes": round(sum(seconds(part, each.params) for each in trials) / 60, 1)}
 
 
 _HEADINGS = {

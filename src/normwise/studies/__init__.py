@@ -1,7 +1,7 @@
 """Studies: claims of the field, measured on small trainings with the theory beside them; ``normwise study``.
 
 A study is one file with a docstring and ``ZH`` (its page in two languages), ``VERSION``, ``DATA`` (what it reads),
-``SEEDS``, ``trials(quick)`` (parameters), ``seconds(params)`` (what a trial costs), ``measure(params)`` (one trial),
+``SEEDS``, ``trials(quick)`` (parameters), ``seconds(params)`` (CPU time of a trial), ``measure(params)`` (one trial),
 ``CLAIMS`` (each with its judge) and ``FIGURES`` (tables and charts).
 """
 

@@ -20,7 +20,7 @@ from normwise.studies._exported import read_jsonl
 from normwise.studies._ledger import Head, Ledger, Record, read, writing
 from normwise.studies._progress import Progress, cost
 from normwise.studies._study import Row, Rows
-from normwise.studies._trials import asked
+from normwise.studies._trials import asked, seconds
 
 if TYPE_CHECKING:
     from normwise.studies.engines import Session
@@ -201,7 +201,7 @@ class _Run:
     def __init__(self, part: ModuleType, head: Head, book: Ledger, how: _How, left: Sequence[Record]) -> None:
         self.part, self.head, self.book, self.how = part, head, book, how
         self.open = deque(left)
-        self.costs = {record.key: part.seconds(record.params) for record in left}
+        self.costs = {record.key: seconds(part, record.params) for record in left}
         self.tries = dict.fromkeys(self.costs, 0)
         self.pending: dict[Future[Answer], Record] = {}
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Trial", "asked"]
+__all__ = ["Trial", "asked", "seconds"]
+
+_START = 3.0  # CPU-s of a process that imports torch and a study
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,11 @@ class Trial:
         """Return what identifies it: a hash of study, version and parameters, whatever their order."""
         said = json.dumps([self.study, self.version, self.params], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(said.encode()).hexdigest()[:32]
+
+
+def seconds(part: ModuleType, params: Mapping[str, Any]) -> float:
+    """Return the CPU-seconds that a trial of a study takes, the start of its process included."""
+    return _START + part.seconds(params)
 
 
 def asked(name: str, part: ModuleType, *, quick: bool, seeds: int | None = None) -> list[Trial]:
