@@ -20,7 +20,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from normwise import conversions, errors, functional, layers, placements
+from normwise import conversions, errors, functional, layers, placements, studies
 from normwise._parts import page_title
 from normwise.benchmarks import Machine, Method, Result, Row
 from normwise.checkup import Basis, Finding, Report, Severity, rules
@@ -30,7 +30,9 @@ from normwise.cli import commands, main
 from normwise.conversions import Change, Converted, Plan, Proof, Recipe, Refusal, Step, proof
 from normwise.facts.records import Break, Evidence, NormSite, Place, Placement, ProfileRow, Stack, StackKind, Sublayer
 from normwise.models.demo import DEMOS
+from normwise.rendering.plots import Chart, Line
 from normwise.spec import Cast, Form, Gate, Kind, Modulation, NormSpec, Scope, Statistic, Weight, Wiring
+from normwise.studies import Claim, Judgement, Table, Verdict
 from normwise.targets import KINDS, InputsFrom, Target, Weights
 from normwise.targets.packages import PACKAGES
 
@@ -99,8 +101,9 @@ def test_every_exception_is_documented(name: str) -> None:
 
 
 RECORDS = (
-    Break, Change, Converted, Cost, Finding, proof.Gate, Machine, Method, NormSite, NormSpec, NotChecked, Placement,
-    Plan, ProfileRow, Proof, Recipe, Refusal, Report, Result, Row, Stack, Step, Sublayer, Target, Wiring,
+    Break, Change, Chart, Claim, Converted, Cost, Finding, proof.Gate, Judgement, Line, Machine, Method, NormSite,
+    NormSpec, NotChecked, Placement, Plan, ProfileRow, Proof, Recipe, Refusal, Report, Result, Row, Stack, Step,
+    Sublayer, Table, Target, Verdict, Wiring, studies.Evidence, studies.Row, studies.Unrun,
 )  # fmt: skip
 
 

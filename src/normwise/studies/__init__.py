@@ -23,6 +23,7 @@ from normwise.studies import sqrt_vs_sum as sqrt_vs_sum
 from normwise.studies import stream_growth as stream_growth
 from normwise.studies import warmup as warmup
 from normwise.studies._evidence import Evidence as Evidence
+from normwise.studies._evidence import Unrun as Unrun
 from normwise.studies._runner import resume as resume
 from normwise.studies._runner import run as study
 from normwise.studies._runner import show as show
@@ -42,6 +43,7 @@ __all__ = [
     "Row",
     "Rows",
     "Table",
+    "Unrun",
     "Verdict",
     "get",
     "names",
