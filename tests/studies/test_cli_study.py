@@ -114,11 +114,12 @@ def test_amounts_of_memory_have_their_units(fake: Fake, text: str, size: int) ->
 # -- what is printed and written -------------------------------------------------------------------
 
 
-def test_the_list_has_titles_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_titles_and_costs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy, "seconds", lambda params: 60.0)
     assert main(["study"]) == 0
     heading, row = capsys.readouterr().out.splitlines()
     assert heading.split() == ["study", "quick:", "trials", "CPU-minutes", "full:", "trials", "CPU-minutes"]
-    assert row.split(maxsplit=5)[:5] == ["toy", "2", "0", "8", "0"]
+    assert row.split(maxsplit=5)[:5] == ["toy", "2", "2.1", "8", "8.4"]  # with 3 s for each process
     assert row.endswith((toy.__doc__ or "").strip())
 
 
@@ -127,7 +128,7 @@ def test_the_list_speaks_json_and_chinese(capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setattr(toy, "seconds", lambda params: 60.0)
     assert main(["study", "--lang", "zh", "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    costs = {"quick": {"trials": 2, "cpu_minutes": 2.0}, "full": {"trials": 8, "cpu_minutes": 8.0}}
+    costs = {"quick": {"trials": 2, "cpu_minutes": 2.1}, "full": {"trials": 8, "cpu_minutes": 8.4}}
     assert row == {"name": "toy", "title": "没有开销的研究", **costs}
 
 
