@@ -19,7 +19,7 @@ import click
 from conversion_pages import conversion_pages  # beside this file, which is run as a script
 from markup import cell, code, markdown
 from placement_pages import placements_page
-from study_pages import study_pages
+from study_pages import study_pages, study_table
 
 from normwise import functional, layers
 from normwise._parts import page, page_title
@@ -116,10 +116,16 @@ def _twins(stem: str) -> str:
 
 
 def readme(name: str, lang: str) -> str:
-    """Return a README with its table of the families of rules made anew."""
-    before, _, rest = (DOCS.parent / name).read_text("utf-8").partition("<!-- rules -->\n")
-    after = rest.partition("<!-- /rules -->")[2]
-    return f"{before}<!-- rules -->\n{rule_families(lang)}\n<!-- /rules -->{after}"
+    """Return a README with its tables, of the families of rules and of the studies, made anew."""
+    text = (DOCS.parent / name).read_text("utf-8")
+    return _marked(_marked(text, "rules", rule_families(lang)), "studies", study_table(lang))
+
+
+def _marked(text: str, mark: str, table: str) -> str:
+    """Return a text with another table between its marks."""
+    before, _, rest = text.partition(f"<!-- {mark} -->\n")
+    after = rest.partition(f"<!-- /{mark} -->")[2]
+    return f"{before}<!-- {mark} -->\n{table}\n<!-- /{mark} -->{after}"
 
 
 def rule_families(lang: str) -> str:
@@ -298,9 +304,7 @@ def _right(exact: float | str, within: float) -> str:
 
 def guide(name: str, header: str) -> str:
     """Return a guide with its table of families made anew."""
-    before, _, rest = (DOCS / name).read_text("utf-8").partition("<!-- families -->\n")
-    after = rest.partition("<!-- /families -->")[2]
-    return f"{before}<!-- families -->\n{family_table(header)}\n<!-- /families -->{after}"
+    return _marked((DOCS / name).read_text("utf-8"), "families", family_table(header))
 
 
 def pages() -> dict[Path, str]:

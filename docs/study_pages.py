@@ -5,6 +5,7 @@ A run is stored by ``normwise study NAME -o docs/studies/data/NAME.jsonl``; the 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from normwise.studies import Evidence, Verdict
 from normwise.studies._trials import asked, seconds
 from normwise.studies.reports import _view, markdown
 
-__all__ = ["study_pages"]
+__all__ = ["study_pages", "study_table"]
 
 DATA = Path(__file__).parent / "studies" / "data"
 
@@ -37,6 +38,7 @@ _INDEX = {
         "| 研究 | 主张 | 结论 | 运行与开销 |",
     ),
 }
+_TABLE = {"en": "| study | what it asks | verdicts |", "zh": "| 研究 | 问题 | 结论 |"}
 _MISSING = {"en": "No full run is stored yet.", "zh": "尚未保存完整的运行。"}
 _NO_VERDICT = {"en": "not run", "zh": "未运行"}
 _FOUND = {"en": "[What was found](#what-was-found)", "zh": "[结果](#结果)"}
@@ -52,6 +54,19 @@ def study_pages(lang: str) -> dict[str, str]:
         for number, chart in enumerate(charts, 1):
             files[_file(name, number, lang)] = standalone(plot(chart, lang=lang))
     return files
+
+
+def study_table(lang: str) -> str:
+    """Return a row a study for the README: what it asks, and how often its claims were confirmed or not."""
+    return "\n".join([_TABLE[lang], "|---|---|---|", *(_summary(name, lang) for name in studies.names())])
+
+
+def _summary(name: str, lang: str) -> str:
+    title = markdown.cell(page_title(studies.get(name), lang))
+    verdicts = evidence.verdicts if (evidence := _stored(name)) else ()
+    counts = Counter(in_language(_view.OUTCOMES[each.outcome], lang) for each in verdicts)
+    found = _view.said(", ", "，", lang).join(f"{count} {word}" for word, count in sorted(counts.items()))
+    return f"| [{name}](docs/studies/{name}{_SUFFIXES[lang]}.md) | {title} | {found or _NO_VERDICT[lang]} |"
 
 
 def _stored(name: str) -> Evidence | None:
