@@ -8,10 +8,11 @@ from typing import Any
 from normwise.errors import NotKnown
 from normwise.rendering import both
 from normwise.rendering.plots import Chart, Line
+from normwise.studies._curves import along
 from normwise.studies._initial import LENGTH, WINDOWS
 from normwise.studies._study import Rows, Table
 
-__all__ = ["last", "stream", "table", "token", "w_2"]
+__all__ = ["last", "matrices", "stream", "streams", "token", "w_2"]
 
 _CONDITIONS = both(
     f"At initialisation, float64; {WINDOWS} windows of {LENGTH} bytes of the standard library, 128 wide, causal, x_0 ~ "
@@ -49,13 +50,10 @@ def token(rows: Rows) -> Chart:
 def _curves(rows: Rows, metric: str, title: str, label: str) -> Chart:
     some = rows.where(init="xavier", depth=24)
     lines = list[Line]()
-    for placement in some.distinct("placement"):
-        each = some.where(placement=placement)
-        x = tuple(map(float, each[0].metrics["layers"]))
-        mean, low, high = map(tuple, each.curve(metric))
-        told = tuple(each.curve(f"told_{metric}")[0])
-        lines.append(Line(name=placement, x=x, y=mean, low=low, high=high))
-        lines.append(Line(name=f"{placement}, predicted", x=x, y=told, theory=True, like=placement))
+    for (placement,), each in some.groups("placement"):
+        line, told = along(placement, each[0].metrics["layers"], each, metric), tuple(each.curve(f"told_{metric}")[0])
+        predicted = both(f"{placement}, predicted", f"{placement}，预测")
+        lines += [line, Line(name=predicted, x=line.x, y=told, theory=True, like=placement)]
     return Chart(
         title=title,
         x_label=both("layer", "层"),
@@ -70,15 +68,12 @@ def w_2(rows: Rows) -> Chart:
     """Return the gradients of W_2 by layer, in Pre-Norm with the law of 1/sqrt(q)."""
     lines = list[Line]()
     some = rows.where(init="xavier", depth=24)
-    for placement in some.distinct("placement"):
-        each = some.where(placement=placement)
-        x = tuple(float(layer) for layer in each[0].metrics["layers"][1:])
-        mean, low, high = map(tuple, each.curve("down"))
-        lines.append(Line(name=placement, x=x, y=mean, low=low, high=high))
+    for (placement,), each in some.groups("placement"):
+        lines.append(along(placement, each[0].metrics["layers"][1:], each, "down"))
         if placement == "pre":
-            level = geometric_mean(mean) / geometric_mean(each.curve("told_down")[0])
-            law = tuple(level * value for value in each.curve("told_down")[0])
-            lines.append(Line(name="pre, c / sqrt(q)", x=x, y=law, theory=True, like=placement))
+            mean, told = each.curve("down")[0], each.curve("told_down")[0]
+            law = tuple(geometric_mean(mean) / geometric_mean(told) * value for value in told)
+            lines.append(Line(name="pre, c / sqrt(q)", x=lines[-1].x, y=law, theory=True, like=placement))
     return Chart(
         title=both("Gradient of W_2 by layer, Xavier, 24 layers", "各层 W_2 的梯度，Xavier，24 层"),
         x_label=both("layer", "层"),
@@ -125,48 +120,66 @@ def last(rows: Rows) -> Chart:
     )
 
 
-def table(rows: Rows) -> Table:
-    """Return all settings."""
-    found: dict[tuple[Any, ...], list[Any]] = {}
-    for row in rows:
-        key = tuple(row.params[name] for name in ("placement", "init", "embeddings", "depth"))
-        found.setdefault(key, []).append(row)
-    made = list[tuple[str | float | None, ...]]()
-    for key, some in found.items():
-        each = Rows(some)
-        names = ("down_first", "down_middle", "down_last", "query_first", "query_last")
-        made.append(
-            (
-                *key,
-                each.mean("q_last"),
-                geometric_mean(each.values("first_to_last")),
-                each.curve("told_gradient")[0][0],
-                geometric_mean([row.metrics["token_gradient"][0] for row in some]),
-                each.curve("first_share")[0][0],
-                *(geometric_mean(each.values(name)) for name in names),
-            )
-        )
+def streams(rows: Rows) -> Table:
+    """Return the gradient on the stream in all settings."""
     return Table(
-        title=both("Gradients at initialisation", "初始化时的梯度"),
+        title=both(
+            "Gradients on the stream at initialisation, first layer over last", "初始化时残差流上的梯度，首层与末层之比"
+        ),
         columns=(
             both("placement", "放置方式"),
             both("start", "初始化"),
-            both("embeddings", "嵌入"),
+            "x_0",
             "L",
             both("q at the end", "末端 q"),
-            both("stream, first / last", "残差流，首 / 末"),
+            both("stream", "残差流"),
             both("predicted", "预测"),
-            both("median token, first / last", "中位 token，首 / 末"),
-            both("share of position 0, first", "位置 0 的份额，首"),
-            both("W_2 first", "W_2 首"),
-            both("W_2 middle", "W_2 中"),
-            both("W_2 last", "W_2 末"),
-            both("W_Q first", "W_Q 首"),
-            both("W_Q last", "W_Q 末"),
+            both("median token", "中位词元"),
+            both("share of position 0", "位置 0 的份额"),
         ),
-        rows=tuple(made),
+        rows=tuple(
+            (
+                *setting,
+                each.mean("q_last"),
+                geometric_mean(each.values("first_to_last")),
+                each.curve("told_gradient")[0][0],
+                geometric_mean([row.metrics["token_gradient"][0] for row in each]),
+                each.curve("first_share")[0][0],
+            )
+            for setting, each in _settings(rows)
+        ),
         note=both(
-            f"Geometric means over seeds; W_2, W_Q: Frobenius norms. {_CONDITIONS} {_TOLD}",
-            f"对种子取几何平均；W_2、W_Q：Frobenius 范数。{_CONDITIONS.zh}{_TOLD.zh}",
+            f"Geometric means over seeds; share of the energy in the first layer. {_CONDITIONS} {_TOLD}",
+            f"对种子取几何平均；份额指首层的能量。{_CONDITIONS.zh}{_TOLD.zh}",
         ),
     )
+
+
+def matrices(rows: Rows) -> Table:
+    """Return the gradients of W_2 and W_Q in all settings."""
+    names = ("down_first", "down_middle", "down_last", "query_first", "query_last")
+    return Table(
+        title=both("Gradients of W_2 and W_Q at initialisation", "初始化时 W_2 与 W_Q 的梯度"),
+        columns=(
+            both("placement", "放置方式"),
+            both("start", "初始化"),
+            "x_0",
+            "L",
+            both("W_2, first", "W_2，首层"),
+            both("W_2, middle", "W_2，中层"),
+            both("W_2, last", "W_2，末层"),
+            both("W_Q, first", "W_Q，首层"),
+            both("W_Q, last", "W_Q，末层"),
+        ),
+        rows=tuple(
+            (*setting, *(geometric_mean(each.values(name)) for name in names)) for setting, each in _settings(rows)
+        ),
+        note=both(
+            f"Frobenius norms, geometric means over seeds. {_CONDITIONS}",
+            f"Frobenius 范数，对种子取几何平均。{_CONDITIONS.zh}",
+        ),
+    )
+
+
+def _settings(rows: Rows) -> list[tuple[tuple[Any, ...], Rows]]:
+    return rows.groups("placement", "init", "embeddings", "depth")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import fsum, isfinite, nan
+from math import nan
 from typing import Any, TypeAlias, overload
 
 from normwise.errors import NotKnown
 from normwise.rendering import Text, both
-from normwise.rendering.numbers import number
 from normwise.rendering.plots import Chart
+from normwise.studies._seeds import mean, spelled
 
 __all__ = ["Claim", "Figure", "Judgement", "Outcome", "Params", "Row", "Rows", "Table", "Verdict"]
 
@@ -165,8 +165,7 @@ class Rows(Sequence[Row]):
         Raises:
             NotKnown: no row has it.
         """
-        found = self._numbers(metric)
-        return fsum(found) / len(found) if all(map(isfinite, found)) else sum(found)
+        return mean(self._numbers(metric))
 
     def spread(self, metric: str) -> tuple[float, float]:
         """Return the smallest and the largest over the rows; both are NaN where one is.
@@ -177,14 +176,26 @@ class Rows(Sequence[Row]):
         found = self._numbers(metric)
         return (nan, nan) if any(value != value for value in found) else (min(found), max(found))
 
-    def said(self, metric: str, digits: int = 3) -> str:
-        """Spell the mean, and the smallest and largest where there are several rows.
+    def said(self, metric: str, form: str = "") -> str:
+        """Spell the mean and the range over the rows: see ``_seeds.spelled``.
 
         Raises:
             NotKnown: no row has it.
         """
-        mean, (low, high) = number(self.mean(metric), digits), self.spread(metric)
-        return mean if len(self.values(metric)) == 1 else f"{mean} ({number(low, digits)}..{number(high, digits)})"
+        return spelled(self._numbers(metric), form)
+
+    def groups(self, *names: str) -> list[tuple[tuple[Any, ...], Rows]]:
+        """Return the rows by the values of these parameters, in the order of the trials; None for one that is absent.
+
+        Examples:
+            >>> rows = Rows(Row(params={"rate": rate, "seed": seed}, metrics={}) for seed in (0, 1) for rate in (1, 2))
+            >>> [(rate, len(some)) for (rate,), some in rows.groups("rate")]
+            [(1, 2), (2, 2)]
+        """
+        found: dict[tuple[Any, ...], list[Row]] = {}
+        for row in self:
+            found.setdefault(tuple(row.params.get(name) for name in names), []).append(row)
+        return [(values, Rows(some)) for values, some in found.items()]
 
     def curve(self, metric: str) -> tuple[list[float], list[float], list[float]]:
         """Return mean, smallest and largest over the rows at every entry of a metric that is a list.
@@ -196,7 +207,7 @@ class Rows(Sequence[Row]):
         if not lists:
             raise NotKnown(both(f"no trial measured {metric}", f"没有试验测量过 {metric}"))
         columns = [[float(value) for value in column] for column in zip(*lists, strict=False)]
-        return [fsum(c) / len(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns]
+        return [mean(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns]
 
     def _numbers(self, metric: str) -> list[float]:
         found = [float(value) for value in self.values(metric)]

@@ -32,15 +32,17 @@ and constants of Xiong's 512-wide translation models.
 
 from __future__ import annotations
 
-from math import exp, fsum, log, sqrt
+from math import exp, log, sqrt
 from statistics import geometric_mean
 from typing import Any
 
 from normwise.errors import NotKnown
 from normwise.rendering import both
-from normwise.studies._gradient_figures import last, stream, table, token, w_2
+from normwise.rendering.languages import in_language
+from normwise.studies._gradient_figures import last, matrices, stream, streams, token, w_2
 from normwise.studies._initial import places, through
-from normwise.studies._settings import Settings
+from normwise.studies._outcomes import Settings
+from normwise.studies._seeds import span, spelled
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows
 
 ZH = """初始化时各深度的梯度，Pre-Norm 对 Post-Norm
@@ -159,35 +161,46 @@ def _exponents(rows: Rows) -> list[float]:
     return found
 
 
+def _fresh(rows: Rows, placement: str) -> Rows:
+    return rows.where(placement=placement, embeddings="unit", mlp="relu")
+
+
 def _judge_exponent(placement: str, expected: float, rows: Rows) -> Judgement:
     """Decide, start by start, between the exponents of Theorem 1."""
-    settings = Settings()
-    some = rows.where(placement=placement, embeddings="unit", mlp="relu")
-    unclear = False
-    for init in some.distinct("init"):
-        each = some.where(init=init)
+    settings, unclear = Settings(), False
+    some = _fresh(rows, placement)
+    for (init,), each in some.groups("init"):
         found = _exponents(each)
-        sizes = ", ".join(
-            f"{geometric_mean(each.where(depth=depth).values('down_last')):.3g} (L={depth})"
-            for depth in sorted(each.distinct("depth"))
-        )
         near = [(one < _BETWEEN) == (expected < _BETWEEN) for one in found]
         unclear |= any(near) and not all(near)
-        mean = fsum(found) / len(found)
-        settings.add(all(near), f"{init}: L^{mean:.2f} ({min(found):.2f} to {max(found):.2f} by seed), {sizes}")
+        exponent = spelled(found, "z.2f")
+        settings.add(all(near), both(f"L^{exponent} with {init}", f"{init} 为 L^{exponent}"))
+    found = settings.told(
+        lambda some: both(f"as L^{expected:g} or near it: {some.names}", f"接近 L^{expected:g}：{some.names.zh}"),
+        lambda some: both(
+            f"nearer to L^{_PRE + _POST - expected:g}: {some.names}",
+            f"更接近 L^{_PRE + _POST - expected:g}：{some.names.zh}",
+        ),
+    )
+    depths = span(some.distinct("depth"))
     return Judgement(
         Outcome.OPEN if unclear else settings.outcome,
         both(
-            f"gradient of the last W_2, nearer to L^{expected:g}: {settings.held}; to the other of L^-0.5 and L^0: "
-            f"{settings.failed}; the fall is that of 1/sqrt(q_0 + L v), so there is none where L v << q_0",
-            f"最后一个 W_2 的梯度，更接近 L^{expected:g}：{settings.held.zh}；更接近 L^-0.5 与 L^0 中另一个："
-            f"{settings.failed.zh}；下降即 1/sqrt(q_0 + L v)，L v << q_0 时不下降",
+            f"gradient of the last W_2 at {depths} layers, {found}",
+            f"{depths} 层时最后一个 W_2 的梯度，{found.zh}",
         ),
     )
 
 
 def _judge_pre(rows: Rows) -> Judgement:
-    return _judge_exponent("pre", _PRE, rows)
+    found = _judge_exponent("pre", _PRE, rows)
+    return Judgement(
+        found.outcome,
+        both(
+            f"{found.says}. It is that of 1/sqrt(q_0 + L v): there is no fall where L v is small beside q_0",
+            f"{in_language(found.says, 'zh')}。它按 1/sqrt(q_0 + L v) 变化：L v 远小于 q_0 时不下降",
+        ),
+    )
 
 
 def _judge_post(rows: Rows) -> Judgement:
@@ -197,23 +210,25 @@ def _judge_post(rows: Rows) -> Judgement:
 def _judge_flat(rows: Rows) -> Judgement:
     """Compare first and last W_2 of Pre-Norm."""
     settings = Settings()
-    some = rows.where(placement="pre", embeddings="unit", mlp="relu")
-    for init in some.distinct("init"):
-        for depth in some.where(init=init).distinct("depth"):
-            each = some.where(init=init, depth=depth)
-            first, last = (geometric_mean(each.values(name)) for name in ("down_first", "down_last"))
-            said = (
-                f"W_2 x{first / last:.2f}, stream x{geometric_mean(each.values('first_to_last')):.2f} "
-                f"({init}, L={depth}, q_L = {each.mean('q_last'):.3g})"
-            )
-            settings.add(max(first / last, last / first) <= _SAME, said)
+    for (init, depth), each in _fresh(rows, "pre").groups("init", "depth"):
+        first, last = (geometric_mean(each.values(name)) for name in ("down_first", "down_last"))
+        ratio = first / last
+        settings.add(max(ratio, 1 / ratio) <= _SAME, f"{init}, L={depth}", ratio=ratio, q=each.mean("q_last"))
+    found = settings.told(
+        lambda some: both(
+            f"x{some.span('ratio')} where the stream ends at q = {some.span('q')}: one size",
+            f"残差流末端 q = {some.span('q')} 时为 {some.span('ratio')} 倍，算相同",
+        ),
+        lambda some: both(
+            f"x{some.span('ratio')} where it ends at {some.span('q')}: not",
+            f"q = {some.span('q')} 时为 {some.span('ratio')} 倍，不同",
+        ),
+    )
     return Judgement(
         settings.outcome,
         both(
-            "first layer over last: gradients fall as 1/sqrt(q_l) with the stream's size; within a factor of 2: "
-            f"{settings.held}; not: {settings.failed}",
-            "首层与末层之比：梯度随残差流的大小按 1/sqrt(q_l) 下降；两倍之内："
-            f"{settings.held.zh}；之外：{settings.failed.zh}",
+            f"W_2 of the first layer over that of the last: {found}. Gradients fall as 1/sqrt(q_l)",
+            f"首层与末层 W_2 梯度之比：{found.zh}。梯度按 1/sqrt(q_l) 下降",
         ),
     )
 
@@ -221,23 +236,25 @@ def _judge_flat(rows: Rows) -> Judgement:
 def _judge_product(rows: Rows) -> Judgement:
     """See whether ||dW_2|| sqrt(q) is the same in the first, the middle and the last layer of Pre-Norm."""
     settings = Settings()
-    some = rows.where(placement="pre", embeddings="unit", mlp="relu")
-    for init in some.distinct("init"):
-        for depth in some.where(init=init).distinct("depth"):
-            each = some.where(init=init, depth=depth)
-            columns = [geometric_mean(list(column)) for column in zip(*each.values("product"), strict=True)]
-            off = max(columns) / min(columns)
-            # a root of q is uncertain by half of `error`; as much again is left for the gradient at that place
-            allowed = exp(_SURE * each.mean("error") / sqrt(len(each)))
-            said = "1 / " + " / ".join(f"{value / columns[0]:.2f}" for value in columns[1:]) + f" ({init}, L={depth})"
-            settings.add(off <= allowed, said)
+    for (init, depth), each in _fresh(rows, "pre").groups("init", "depth"):
+        columns = [geometric_mean(list(column)) for column in zip(*each.values("product"), strict=True)]
+        off = max(columns) / min(columns)
+        # a root of q is uncertain by half of `error`; as much again is left for the gradient at that place
+        allowed = exp(_SURE * each.mean("error") / sqrt(len(each)))
+        name = both(f"x{off:.2f} ({init}, {depth} layers)", f"{off:.2f} 倍（{init}，{depth} 层）")
+        settings.add(off <= allowed, name, off=off)
+    found = settings.told(
+        lambda some: both(
+            f"x{some.span('off', '.2f')} in {len(some)} settings, within the uncertainty of the width",
+            f"{len(some)} 种设置为 {some.span('off', '.2f')} 倍，在宽度的不确定度之内",
+        ),
+        lambda some: both(f"beyond it: {some.names}", f"之外：{some.names.zh}"),
+    )
     return Judgement(
         settings.outcome,
         both(
-            "||dW_2|| sqrt(q after it), first / middle / last layer: the same within the uncertainty of the width: "
-            f"{settings.held}; not: {settings.failed}",
-            "||dW_2|| sqrt(其后的 q)，首层 / 中层 / 末层：在宽度的不确定度之内相同："
-            f"{settings.held.zh}；不同：{settings.failed.zh}",
+            f"largest over smallest of ||dW_2|| sqrt(q) in the first, the middle and the last layer: {found}",
+            f"首层、中层、末层的 ||dW_2|| sqrt(q)，最大与最小之比：{found.zh}",
         ),
     )
 
@@ -245,20 +262,25 @@ def _judge_product(rows: Rows) -> Judgement:
 def _judge_collapse(rows: Rows) -> Judgement:
     """See whether W_Q gets a thousandth of W_2's gradient or less in Post-Norm of 24 layers and more."""
     settings = Settings()
-    for init in rows.where(placement="post", embeddings="unit", mlp="relu").distinct("init"):
-        some = rows.where(placement="post", init=init, embeddings="unit", mlp="relu")
-        for depth in (depth for depth in some.distinct("depth") if depth >= 24):
-            each = some.where(depth=depth)
-            said = (
-                f"least W_Q / W_2 {geometric_mean(each.values('query_share')):.2g}, tokens correlated "
-                f"{each.mean('rho_last'):.3f} ({init}, L={depth})"
-            )
-            settings.add(each.spread("query_share")[1] < _COLLAPSED, said)
+    for (init, depth), each in _fresh(rows, "post").groups("init", "depth"):
+        if depth >= 24:
+            share, rho = geometric_mean(each.values("query_share")), each.mean("rho_last")
+            settings.add(each.spread("query_share")[1] < _COLLAPSED, init, share=share, rho=rho)
+    found = settings.told(
+        lambda some: both(
+            f"{some.span('share', '.1g')} where tokens correlate by {some.span('rho')} ({some.names})",
+            f"词元相关性为 {some.span('rho')} 时为 {some.span('share', '.1g')}（{some.names.zh}）",
+        ),
+        lambda some: both(
+            f"{some.span('share', '.1g')}, not stopped, where by {some.span('rho')} ({some.names})",
+            f"相关性为 {some.span('rho')} 时为 {some.span('share', '.1g')}，未停止（{some.names.zh}）",
+        ),
+    )
     return Judgement(
         settings.outcome,
         both(
-            f"it is the branches' gain that decides: stopped: {settings.held}; not: {settings.failed}",
-            f"起决定作用的是分支的增益：停止：{settings.held.zh}；未停止：{settings.failed.zh}",
+            f"least gradient of W_Q over that of W_2, 24 layers and more: {found}. The branches' gain decides",
+            f"24 层以上，W_Q 与 W_2 梯度之比的最小值：{found.zh}。起决定作用的是分支的增益",
         ),
     )
 
@@ -271,17 +293,21 @@ def _judge_small(rows: Rows) -> Judgement:
         pre, post = (some.where(placement=name) for name in ("pre", "post"))
         sizes = [geometric_mean(each.values("first_to_last")) for each in (pre, post)]
         inner = geometric_mean(post.values("after_first_norm"))
-        said = (
-            f"x{sizes[0]:.2f} in Pre-Norm, x{sizes[1]:.2f} in Post-Norm, of which behind its first layer x{inner:.2f} "
-            f"(q_0 = {q_0})"
+        name = both(
+            f"x{sizes[0]:.2f} in Pre-Norm and x{sizes[1]:.2f} in Post-Norm (x{inner:.2f} behind its first layer) with "
+            f"q_0 = {q_0}",
+            f"q_0 = {q_0} 时 Pre-Norm 为 {sizes[0]:.2f} 倍，Post-Norm 为 {sizes[1]:.2f} 倍（首层之后 {inner:.2f} 倍）",
         )
-        settings.add(max(sizes) / min(sizes) <= _SAME, said)
+        settings.add(max(sizes) / min(sizes) <= _SAME, name)
+    found = settings.told(
+        lambda some: both(f"alike: {some.names}", f"相近：{some.names.zh}"),
+        lambda some: both(f"not alike: {some.names}", f"不同：{some.names.zh}"),
+    )
     return Judgement(
         settings.outcome,
         both(
-            "gradient where the stream enters over that at its end, 12 layers: alike within a factor of 2: "
-            f"{settings.held}; not: {settings.failed}",
-            f"残差流入口与末端梯度之比，12 层：两倍之内相同：{settings.held.zh}；不同：{settings.failed.zh}",
+            f"gradient where the stream enters over that at its end, 12 layers; {found}",
+            f"12 层，残差流入口与末端梯度之比；{found.zh}",
         ),
     )
 
@@ -325,4 +351,4 @@ CLAIMS = (
     ),
 )
 
-FIGURES = (table, stream, token, w_2, last)
+FIGURES = (streams, matrices, stream, token, w_2, last)

@@ -30,7 +30,7 @@ How the range shrinks with the size of the model, which is Wortsman's point: his
 
 from __future__ import annotations
 
-from math import fsum, isfinite
+from math import isfinite
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ from normwise.rendering.numbers import number
 from normwise.rendering.plots import Chart, Line
 from normwise.studies._corpus import corpus
 from normwise.studies._model import LENGTH, conditions, language_model
+from normwise.studies._seeds import mean, spelled
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
 from normwise.studies._training import train, validation_loss
 
@@ -80,6 +81,7 @@ _ARRANGEMENTS = ("post", "pre", "pre + QK norm", "sandwich")
 _QK = " + QK norm"
 _RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
 _QUICK_RATES = (1e-3, 1e-2, 0.1)
+_FORM = ".2f"  # of a sensitivity
 _NOISE = 0.05  # nat; losses of one model over the seeds differ by up to this, so smaller gaps show nothing
 
 
@@ -118,9 +120,9 @@ def _sensitivities(rows: Rows, arrangement: str) -> list[float]:
         ran = some.where(seed=seed)
         if set(ran.distinct("rate")) == rates:
             losses = [_capped(row.metrics) for row in ran]
-            found.append(fsum(losses) / len(losses) - min(losses))
+            found.append(mean(losses) - min(losses))
     if not found or len(rates) < 2:
-        raise NotKnown(f"not every rate of {arrangement} has been run")
+        raise NotKnown(both(f"not every rate of {arrangement} has been run", f"{arrangement} 的学习率没有全部运行"))
     return found
 
 
@@ -129,15 +131,10 @@ def _capped(metrics: Any) -> float:
     return min(validation, start) if isfinite(validation) else start
 
 
-def _said(values: list[float]) -> str:
-    mean = number(fsum(values) / len(values), 2)
-    return mean if len(values) == 1 else f"{mean} ({number(min(values), 2)}..{number(max(values), 2)})"
-
-
 def _compare(rows: Rows, worse: str, better: tuple[str, ...]) -> Judgement:
     """Confirm where every seed of ``worse`` is clearly more sensitive than every seed of all of ``better``."""
     bad, good = _sensitivities(rows, worse), {name: _sensitivities(rows, name) for name in better}
-    said = ", ".join(f"{name} {_said(values)}" for name, values in [(worse, bad), *good.items()])
+    said = ", ".join(f"{name} {spelled(values, _FORM)}" for name, values in [(worse, bad), *good.items()])
     apart = [name for name, values in good.items() if min(bad) > max(values) + _NOISE]
     against = [name for name, values in good.items() if max(bad) < min(values) - _NOISE]
     if len(apart) == len(good):
@@ -187,8 +184,8 @@ def _table(rows: Rows) -> Table:
     lines = []
     for name in rows.distinct("arrangement"):
         some = rows.where(arrangement=name)
-        cells = [some.where(rate=rate).said("validation") if some.has(rate=rate) else None for rate in rates]
-        lines.append((name, _said(_sensitivities(rows, name)), *cells))
+        cells = [some.where(rate=rate).said("validation", ".2f") if some.has(rate=rate) else None for rate in rates]
+        lines.append((name, spelled(_sensitivities(rows, name), _FORM), *cells))
     return Table(
         title=both("Sensitivity, and validation loss by rate, nats", "敏感度，以及各学习率的验证损失，nat"),
         columns=(both("placement", "位置"), both("sensitivity", "敏感度"), *map(number, rates)),
@@ -214,7 +211,7 @@ def _line(name: str, rows: Rows) -> Line:
     return Line(
         name=name,
         x=tuple(rates),
-        y=tuple(fsum(losses) / len(losses) for losses in capped),
+        y=tuple(map(mean, capped)),
         low=tuple(map(min, capped)),
         high=tuple(map(max, capped)),
     )

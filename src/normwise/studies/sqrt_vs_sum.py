@@ -41,9 +41,11 @@ from typing import Any
 from normwise.errors import NotKnown
 from normwise.rendering import Text, both
 from normwise.rendering.plots import Chart, Line
+from normwise.studies._curves import along
 from normwise.studies._initial import LENGTH, WINDOWS, places, through
-from normwise.studies._settings import Settings
-from normwise.studies._study import Claim, Judgement, Outcome, Params, Row, Rows, Table
+from normwise.studies._outcomes import Settings
+from normwise.studies._seeds import spelled
+from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
 
 ZH = """2^(-l/2) 与 sqrt(l + 1)：笔记中的两个系数何时成立
 
@@ -164,18 +166,22 @@ def _judge_layer(rows: Rows) -> Judgement:
     settings = Settings()
     rows.where(of="full")
     for title, each in _by_kind(rows):
-        for metric, en, zh in (("token", "median token", "中位 token"), ("norm", "norm", "范数")):
+        for metric, en, zh in (("token", "median token", "中位词元"), ("norm", "norm", "范数")):
             factor, near = _found(each, f"{metric}_factor")
-            said = both(f"{en} of {title} {factor:.3f}", f"{title.zh}的{zh} {factor:.3f}")
-            settings.add(near == {"2^(-1/2)"}, said)
+            settings.add(near == {"2^(-1/2)"}, both(f"{title} ({en})", f"{title.zh}（{zh}）"), factor=factor)
+    found = settings.told(
+        lambda some: both(
+            f"near it, {some.span('factor', '.2f')}, for {some.names}",
+            f"接近它，为 {some.span('factor', '.2f')}：{some.names.zh}",
+        ),
+        lambda some: both(
+            f"{some.span('factor', '.2f')} in {len(some)} others, in which a branch returns what the norm takes",
+            f"其余 {len(some)} 种为 {some.span('factor', '.2f')}，归一化拿走的由分支传回",
+        ),
+    )
     return Judgement(
         settings.outcome,
-        both(
-            "expected only for a single token (the median), where attention adds as much as the stream has, and "
-            f"once a layer; factors a layer: near 2^(-1/2) = 0.707: {settings.held}; not: {settings.failed}",
-            "预期只对单个 token（中位数）、在注意力分支与残差流一样大时成立，且每层一次；每层系数："
-            f"接近 2^(-1/2) = 0.707：{settings.held.zh}；不是：{settings.failed.zh}",
-        ),
+        both(f"factor a layer, where 2^(-1/2) = 0.71: {found}", f"每层系数，2^(-1/2) = 0.71：{found.zh}"),
     )
 
 
@@ -188,10 +194,10 @@ def _judge_add(rows: Rows) -> Judgement:
     return Judgement(
         Outcome.OPEN if len(near) > 1 else one,
         both(
-            f"a layer of attention and ReLU MLP has {factor:.3f} for the median token, nearest to {names}, where two "
-            f"adds would have 1/2; an MLP alone has {alone:.3f}: its branch returns what the norm takes",
-            f"注意力加 ReLU MLP 的一层对中位 token 为 {factor:.3f}，最接近 {names}，而两次相加应为 1/2；只有 MLP 时为 "
-            f"{alone:.3f}：归一化拿走的由分支传回",
+            f"a layer of attention and ReLU MLP has {factor:.2f} for the median token, nearest to {names}, where two "
+            f"adds would have 1/2; an MLP alone has {alone:.2f}: its branch returns what the norm takes",
+            f"注意力加 ReLU MLP 的一层对中位词元为 {factor:.2f}，最接近 {names}，而两次相加应为 1/2；只有 MLP 时为 "
+            f"{alone:.2f}：归一化拿走的由分支传回",
         ),
     )
 
@@ -203,15 +209,15 @@ def _judge_norm(rows: Rows) -> Judgement:
     vanished = [norm < 2 ** (-_DEPTH / 4) for norm in norms]  # nearer to 2^(-L/2) than to 1
     share = each.curve("first_share")[0][0]
     expected = f"2^(-{_DEPTH}/2) = {2 ** (-_DEPTH / 2):.2g}"
-    norm, token = f"x{geometric_mean(norms):.2f}", f"x{geometric_mean(tokens):.2g}"
+    norm, token = spelled(norms, ".2f"), f"{geometric_mean(tokens):.2g}"
     one = Outcome.CONFIRMED if all(vanished) else Outcome.REFUTED
     return Judgement(
         Outcome.OPEN if any(vanished) and not all(vanished) else one,
         both(
-            f"first over last of {_DEPTH} layers: norm of the layer {norm} ({min(norms):.2f} to {max(norms):.2f} by "
-            f"seed), median token {token}; {share:.1%} of the energy at the input is on position 0; {expected}",
-            f"{_DEPTH} 层的首末之比：整层范数 {norm}（各种子 {min(norms):.2f} 至 {max(norms):.2f}），"
-            f"中位 token {token}；入口处 {share:.1%} 的能量在位置 0 上；{expected}",
+            f"first of {_DEPTH} layers over the last: {norm} for the norm of the layer, {token} for the median token, "
+            f"where {expected}; at the input {share:.1%} of the energy is on position 0",
+            f"{_DEPTH} 层的首末之比：整层范数 {norm}，中位词元 {token}，而 {expected}；"
+            f"入口处 {share:.1%} 的能量在位置 0 上",
         ),
     )
 
@@ -221,16 +227,23 @@ def _judge_input(rows: Rows) -> Judgement:
     settings = Settings()
     for title, each in _by_kind(rows):
         power = -log2(geometric_mean(each.values("input_share"))) / each.mean("adds")
-        v = each.mean("branch")
-        said = both(f"2^(-{power:.2f}) in {title} (v = {v:.2g})", f"{title.zh}：2^(-{power:.2f})（v = {v:.2g}）")
-        settings.add(_HALF[0] <= power <= _HALF[1], said)
+        settings.add(_HALF[0] <= power <= _HALF[1], title, power=-power, v=each.mean("branch"))
+    found = settings.told(
+        lambda some: both(
+            f"2^p with p = {some.span('power', 'z.2f')} where v = {some.span('v')} ({some.names})",
+            f"v = {some.span('v')} 时为 2^p，p = {some.span('power', 'z.2f')}（{some.names.zh}）",
+        ),
+        lambda some: both(
+            f"p = {some.span('power', 'z.2f')} where v = {some.span('v')}",
+            f"v = {some.span('v')} 时 p = {some.span('power', 'z.2f')}",
+        ),
+    )
     return Judgement(
         settings.outcome,
         both(
-            f"it is (1 + v)^(-1/2) an add, 2^(-1/2) only at v = 1: there: {settings.held}; not: {settings.failed}; and "
-            "it is not the factor of the gradient, for the branch carries one as well",
-            f"每次相加为 (1 + v)^(-1/2)，仅 v = 1 时为 2^(-1/2)：符合：{settings.held.zh}；不符：{settings.failed.zh}；"
-            "而且它不是梯度的系数，因为分支也传递梯度",
+            f"an add multiplies by (1 + v)^(-1/2): {found}. It is not the factor of the gradient, for the branch "
+            "carries one too",
+            f"每次相加乘以 (1 + v)^(-1/2)：{found.zh}。它不是梯度的系数，因为分支也传递梯度",
         ),
     )
 
@@ -238,25 +251,23 @@ def _judge_input(rows: Rows) -> Judgement:
 def _judge_divisor(rows: Rows) -> Judgement:
     """Compare the size of summed streams with sqrt(adds + 1)."""
     settings = Settings()
-    found: dict[str, list[Row]] = {}
-    for row in rows.where(of="sum"):
-        found.setdefault("{placement} {init}, L={depth}".format(**row.params), []).append(row)
-    for name, some in found.items():
-        each = Rows(some)
+    for (placement, init, _), each in rows.where(of="sum").groups("placement", "init", "depth"):
         size, want = each.mean("size"), sqrt(1 + each.mean("adds"))
         # a root of q is uncertain by half of what q is
         near = abs(size / want - 1) <= _SURE * each.mean("error") / 2 / sqrt(len(each))
-        settings.add(near, f"{size:.3g} / {want:.3g} / {each.mean('told_size'):.3g} ({name})")
+        settings.add(near, f"{placement} {init}", ratio=size / want, told=each.mean("told_size") / want)
+    found = settings.told(
+        lambda some: both(
+            f"{some.span('ratio', '.2f')} in {some.names}", f"{some.names.zh}为 {some.span('ratio', '.2f')}"
+        ),
+        lambda some: both(
+            f"{some.span('ratio', '.2f')} (sqrt(q_0 + sum v) says {some.span('told', '.2f')}) in {some.names}",
+            f"{some.names.zh} 为 {some.span('ratio', '.2f')}（由 sqrt(q_0 + sum v) 得 {some.span('told', '.2f')}）",
+        ),
+    )
     return Judgement(
         settings.outcome,
-        both(
-            "the divisor is sqrt(q_0 + sum v), which is sqrt(l + 1) where every branch adds 1, as in Sandwich-Norm; "
-            "measured / sqrt(l + 1), l adds / sqrt(q_0 + sum v): "
-            f"holds: {settings.held}; not: {settings.failed}",
-            "除数为 sqrt(q_0 + sum v)，仅当每个分支都加 1（如 Sandwich-Norm）时才是 sqrt(l + 1)；"
-            f"测得 / sqrt(l + 1)（l 次相加）/ sqrt(q_0 + sum v)：成立：{settings.held.zh}；"
-            f"不成立：{settings.failed.zh}",
-        ),
+        both(f"measured over sqrt(l + 1), l adds: {found}", f"测得值与 sqrt(l + 1) 之比，l 为相加次数：{found.zh}"),
     )
 
 
@@ -314,14 +325,12 @@ def _norm(rows: Rows) -> Chart:
 
 def _curves(rows: Rows, metric: str, title: str) -> Chart:
     lines = list[Line]()
-    x = tuple(map(float, rows.where(of="full")[0].metrics["layers"]))
     for kind in ("full", "small", "attention", "relu", "swiglu"):
-        each = rows.where(of=kind)
-        mean, low, high = map(tuple, each.curve(metric))
-        name = _KINDS[kind][0]
-        lines.append(Line(name=name, x=x, y=mean, low=low, high=high))
-        told = tuple(each.curve(f"told_{metric}")[0])
-        lines.append(Line(name=both(f"{name}, predicted", f"{name.zh}，预测"), x=x, y=told, theory=True, like=name))
+        each, name = rows.where(of=kind), _KINDS[kind][0]
+        line, told = along(name, each[0].metrics["layers"], each, metric), tuple(each.curve(f"told_{metric}")[0])
+        predicted = both(f"{name}, predicted", f"{name.zh}，预测")
+        lines += [line, Line(name=predicted, x=line.x, y=told, theory=True, like=name)]
+    x = lines[0].x
     notes = tuple(2 ** ((layer - x[-1]) / 2) for layer in x)
     lines.append(Line(name=both("the notes: 2^(-l/2)", "笔记：2^(-l/2)"), x=x, y=notes, theory=True))
     return Chart(
@@ -337,39 +346,56 @@ def _curves(rows: Rows, metric: str, title: str) -> Chart:
 
 
 def _factors(rows: Rows) -> Table:
-    made = list[tuple[str | float | None, ...]]()
-    for title, each in _by_kind(rows):
-        names = ("token_factor_below", "token_factor", "told_token_factor", "norm_factor", "told_norm_factor")
-        made.append(
-            (
-                title,
-                each.mean("branch"),
-                *(geometric_mean(each.values(name)) for name in names),
-                *(geometric_mean([row.metrics[name][0] for row in each]) for name in ("token", "norm")),
-                each.curve("first_share")[0][0],
-                geometric_mean(each.values("input_share")),
-            )
-        )
-    if not made:
-        raise NotKnown("no Post-Norm has been run")
+    names = ("token_factor_below", "token_factor", "told_token_factor", "norm_factor", "told_norm_factor")
     return Table(
         title=both("Factors of the gradient a layer", "每层的梯度系数"),
         columns=(
             both("layer", "层"),
-            both("v, mean", "v，平均"),
-            both(f"median token, up to {_FROM}", f"中位 token，前 {_FROM} 层"),
-            both(f"median token, from {_FROM}", f"中位 token，{_FROM} 层后"),
+            "v",
+            both(f"median token, up to {_FROM}", f"中位词元，前 {_FROM} 层"),
+            both(f"median token, from {_FROM}", f"中位词元，{_FROM} 层后"),
             both("predicted", "预测"),
             both(f"norm, from {_FROM}", f"范数，{_FROM} 层后"),
             both("predicted", "预测"),
-            both("median token, first / last", "中位 token，首 / 末"),
-            both("norm, first / last", "范数，首 / 末"),
-            both("share of position 0, first", "位置 0 的份额，首"),
-            both("coefficient of x_0", "x_0 的系数"),
         ),
-        rows=tuple(made),
+        rows=tuple(
+            (title, each.mean("branch"), *(geometric_mean(each.values(name)) for name in names))
+            for title, each in _post(rows)
+        ),
         note=both(f"{_CONDITIONS} 2^(-1/2) = 0.707.", f"{_CONDITIONS.zh}2^(-1/2) = 0.707。"),
     )
 
 
-FIGURES = (_factors, _token, _norm)
+def _through(rows: Rows) -> Table:
+    return Table(
+        title=both(f"Through all {_DEPTH} layers", f"穿过全部 {_DEPTH} 层"),
+        columns=(
+            both("layer", "层"),
+            both("median token, first / last", "中位词元，首 / 末"),
+            both("norm, first / last", "范数，首 / 末"),
+            both("share of position 0, first", "位置 0 的份额，首层"),
+            both("coefficient of x_0", "x_0 的系数"),
+        ),
+        rows=tuple(
+            (
+                title,
+                *(geometric_mean([row.metrics[name][0] for row in each]) for name in ("token", "norm")),
+                each.curve("first_share")[0][0],
+                geometric_mean(each.values("input_share")),
+            )
+            for title, each in _post(rows)
+        ),
+        note=both(
+            f"{_CONDITIONS} 2^(-{_DEPTH}/2) = {2 ** (-_DEPTH / 2):.2g}.",
+            f"{_CONDITIONS.zh}2^(-{_DEPTH}/2) = {2 ** (-_DEPTH / 2):.2g}。",
+        ),
+    )
+
+
+def _post(rows: Rows) -> list[tuple[Text, Rows]]:
+    if found := _by_kind(rows):
+        return found
+    raise NotKnown(both("no Post-Norm has been run", "没有运行过 Post-Norm"))
+
+
+FIGURES = (_factors, _through, _token, _norm)

@@ -37,11 +37,11 @@ from __future__ import annotations
 from math import log, log2, sqrt
 from typing import Any
 
-from normwise.errors import NotKnown
-from normwise.rendering import both
+from normwise.rendering import Text, both
 from normwise.rendering.plots import Chart, Line
 from normwise.studies._initial import LENGTH, places, through
-from normwise.studies._settings import Settings
+from normwise.studies._outcomes import Settings
+from normwise.studies._seeds import span
 from normwise.studies._study import Claim, Judgement, Params, Rows, Table
 
 ZH = """残差流按 sqrt(l) 增长：何时成立
@@ -141,17 +141,14 @@ def measure(params: Params) -> dict[str, Any]:
     }
 
 
-def _settings(rows: Rows) -> list[tuple[str, Rows]]:
+def _settings(rows: Rows) -> list[tuple[Text, Rows]]:
     """Return the rows of each setting, with what it is called."""
-    found: dict[str, list[Any]] = {}
-    for row in rows:
-        found.setdefault(_name(row.params), []).append(row)
-    return [(name, Rows(each)) for name, each in found.items()]
-
-
-def _name(params: Params) -> str:
-    embeddings = "N(0, 1)" if params["embeddings"] == "unit" else "0.02"
-    return f"{params['placement']} {params['init']}, L={params['depth']}, H={params['width']}, x_0 {embeddings}"
+    return [
+        (both(f"{placement}, {init}, {layers} x {width}", f"{placement}，{init}，{layers} x {width}"), each)
+        for (placement, init, layers, width, _), each in rows.groups(
+            "placement", "init", "depth", "width", "embeddings"
+        )
+    ]
 
 
 def _error(rows: Rows) -> float:
@@ -166,17 +163,24 @@ def _judge_root(rows: Rows) -> Judgement:
         exponent = each.mean("exponent")
         # d(log2(q) / 2) = dq / q / (2 ln 2)
         near = abs(exponent - 0.5) <= _SURE * _error(each) / (2 * log(2))
-        ratio = each.mean("sum_v") / each.mean("q_first")
-        said = f"{exponent:.2f} ({name.removeprefix('pre ')}, sum v / q_0 = {ratio:.2g})"
-        settings.add(near, said)
+        settings.add(near, name, exponent=exponent, times=each.mean("sum_v") / each.mean("q_first"))
+    found = settings.told(
+        lambda some: both(
+            f"about 1/2 ({some.span('exponent', 'z.2f')}) in {len(some)} settings, where the branches add "
+            f"{some.span('times')} times what entered",
+            f"{len(some)} 种设置约为 1/2（{some.span('exponent', 'z.2f')}），各分支所加为进入部分的 "
+            f"{some.span('times')} 倍",
+        ),
+        lambda some: both(
+            f"not 1/2 ({some.span('exponent', 'z.2f')}) in {len(some)}, where they add {some.span('times')} times",
+            f"{len(some)} 种不是（{some.span('exponent', 'z.2f')}），所加为 {some.span('times')} 倍",
+        ),
+    )
     return Judgement(
         settings.outcome,
         both(
-            "the size grows with the square root where what the branches add is far more than what entered, "
-            f"l v >> q_0; exponents over the second half: about 1/2 in {settings.held}; "
-            f"not in {settings.failed}",
-            "只有当分支所加远多于进入的部分（l v >> q_0）时，大小才按平方根增长；后半深度上的指数：约 1/2："
-            f"{settings.held.zh}；不是：{settings.failed.zh}",
+            f"exponent of the size over the second half of the depth: {found}",
+            f"后半深度上大小的指数：{found.zh}",
         ),
     )
 
@@ -184,17 +188,25 @@ def _judge_root(rows: Rows) -> Judgement:
 def _judge_double(rows: Rows) -> Judgement:
     """Compare the factors of the adds in the second half of the depth with 2."""
     settings = Settings()
-    for name, each in _settings(rows.where(embeddings="unit", depth=24)):
-        for kind in ("attention", "mlp"):
+    for (placement, init), each in rows.where(embeddings="unit", depth=24).groups("placement", "init"):
+        for kind, zh in (("attention", "注意力"), ("mlp", "MLP")):
             factor = each.mean(f"{kind}_add")
-            settings.add(_DOUBLE[0] <= factor <= _DOUBLE[1], f"{factor:.3g} ({kind} of {name})")
+            name = both(f"{zh if kind == 'mlp' else kind} of {placement}, {init}", f"{placement}（{init}）的{zh}")
+            settings.add(_DOUBLE[0] <= factor <= _DOUBLE[1], name, factor=factor)
+    found = settings.told(
+        lambda some: both(
+            f"about 2 ({some.span('factor')}) for {some.names}", f"约为 2（{some.span('factor')}）：{some.names.zh}"
+        ),
+        lambda some: both(
+            f"{some.span('factor')} for {len(some)} other kinds of adds", f"其余 {len(some)} 种为 {some.span('factor')}"
+        ),
+    )
     return Judgement(
         settings.outcome,
         both(
-            "an add multiplies the second moment by 1 + v / q, 2 only where the branch is as large as the stream; mean "
-            f"factors over the second half: about 2: {settings.held}; not: {settings.failed}",
-            "相加使二阶矩乘以 1 + v / q，只有分支与残差流一样大时才是 2；后半深度的平均倍数：约 2："
-            f"{settings.held.zh}；不是：{settings.failed.zh}",
+            "an add multiplies the second moment by 1 + v / q, which is 2 only where the branch is as large as the "
+            f"stream; over the second half of 24 layers: {found}",
+            f"相加使二阶矩乘以 1 + v / q，只有分支与残差流一样大时才是 2；24 层的后半：{found.zh}",
         ),
     )
 
@@ -202,21 +214,27 @@ def _judge_double(rows: Rows) -> Judgement:
 def _judge_held(rows: Rows) -> Judgement:
     """See whether a fresh GPT-2 leaves at most twice the second moment that entered."""
     settings = Settings()
-    for _, each in _settings(rows.where(init="gpt-2")):
-        one = each[0].params
-        said = (
-            f"x{each.mean('growth'):.4g} at H={one['width']}, q_0 = {each.mean('q_first'):.2g} "
-            f"(1 + sum v = {1 + each.mean('sum_v'):.4g})"
-        )
-        settings.add(each.spread("growth")[1] <= _HELD, said)
     rows.where(init="gpt-2", embeddings="gpt-2")
+    for name, each in _settings(rows.where(init="gpt-2")):
+        growth, q_0 = each.mean("growth"), each.mean("q_first")
+        settings.add(each.spread("growth")[1] <= _HELD, name, growth=growth, q_0=q_0)
+    found = settings.told(
+        lambda some: both(
+            f"times {some.span('growth')} where embeddings enter with q_0 = {some.span('q_0', '.1g')}",
+            f"嵌入以 q_0 = {some.span('q_0', '.1g')} 进入时为 {some.span('growth')} 倍",
+        ),
+        lambda some: both(
+            f"times {some.span('growth')} where they enter with q_0 = {some.span('q_0', '.1g')}: even small branches "
+            "are larger than that",
+            f"以 q_0 = {some.span('q_0', '.1g')} 进入时为 {some.span('growth')} 倍：很小的分支也比它大",
+        ),
+    )
+    widths = span(rows.where(init="gpt-2").distinct("width"))
     return Judgement(
         settings.outcome,
         both(
-            "it depends on q_0: GPT-2's embeddings enter with 8e-4, not 1, and even small branches are larger; the "
-            f"second moment over 12 layers: held in {settings.held}; not in {settings.failed}",
-            "取决于 q_0：GPT-2 的嵌入进入时为 8e-4 而非 1，很小的分支也比它大；12 层上的二阶矩：保持："
-            f"{settings.held.zh}；未保持：{settings.failed.zh}",
+            f"second moment over 12 layers, {widths} wide: {found}. GPT-2's own embeddings enter with 8e-4",
+            f"12 层、宽 {widths} 的二阶矩：{found.zh}。GPT-2 自己的嵌入以 8e-4 进入",
         ),
     )
 
@@ -224,42 +242,41 @@ def _judge_held(rows: Rows) -> Judgement:
 def _judge_any_weights(rows: Rows) -> Judgement:
     """Compare Sandwich-Norm with q_0 + 2 l."""
     settings = Settings()
-    for name, each in _settings(rows.where(placement="sandwich")):
-        want = each.mean("q_first") + 2 * each[0].params["depth"]
-        off = abs(each.mean("q_last") / want - 1)
-        settings.add(off <= _SURE * _error(each), f"{each.mean('q_last'):.3g} of {want:.3g} ({name})")
+    for (init, layers), each in rows.where(placement="sandwich").groups("init", "depth"):
+        size, want = each.mean("q_last"), each.mean("q_first") + 2 * layers
+        name = both(f"{size:.3g} of {want:.3g} ({init})", f"{size:.3g}，应为 {want:.3g}（{init}）")
+        settings.add(abs(size / want - 1) <= _SURE * _error(each), name)
+    found = settings.told(
+        lambda some: both(
+            f"within {_SURE} standard deviations of a net this wide: {some.names}",
+            f"在该宽度网络的 {_SURE} 个标准差之内：{some.names.zh}",
+        ),
+        lambda some: both(f"beyond: {some.names}", f"之外：{some.names.zh}"),
+    )
     return Judgement(
         settings.outcome,
-        both(
-            f"q_0 + 2 l whatever the weights: {settings.held}"
-            f"; more than {_SURE} standard deviations of a net this wide away: {settings.failed}",
-            f"无论权重如何都是 q_0 + 2 l：{settings.held.zh}"
-            f"；偏离超过该宽度网络的 {_SURE} 个标准差：{settings.failed.zh}",
-        ),
+        both(f"second moment at the end against q_0 + 2 l, {found}", f"末端的二阶矩与 q_0 + 2 l 相比，{found.zh}"),
     )
 
 
 def _judge_told(rows: Rows) -> Judgement:
     """Compare every measured end with the prediction."""
-    off: dict[str, tuple[float, float]] = {}
+    settings, off = Settings(), dict[Text, float]()
     for name, each in _settings(rows):
-        told = each.curve("told_q")[0][-1]
-        relative = each.mean("q_last") / told - 1
-        off[name] = relative, abs(relative) / _error(each)
-    if not off:
-        raise NotKnown("no stack has been run")
-    settings = Settings()
-    for name, (relative, sigmas) in off.items():
-        settings.add(sigmas <= _BEYOND, f"{name} ({relative:+.1%})")
-    within = sum(sigmas <= _BEYOND for _, sigmas in off.values())
-    worst = max(off, key=lambda name: abs(off[name][0]))
-    en = f"{within} of {len(off)} settings are within {_BEYOND} standard deviations of a net of their width"
-    zh = f"{len(off)} 种设置中有 {within} 种在其宽度网络的 {_BEYOND} 个标准差之内"
+        off[name] = each.mean("q_last") / each.curve("told_q")[0][-1] - 1
+        settings.add(abs(off[name]) / _error(each) <= _BEYOND, name)
+    outcome = settings.outcome
+    worst = max(off, key=lambda name: abs(off[name]))
+    found = settings.told(
+        lambda some: both(f"{len(some)} settings are within", f"{len(some)} 种设置在内"),
+        lambda some: both(f"beyond are {some.names}", f"之外：{some.names.zh}"),
+    )
     return Judgement(
-        settings.outcome,
+        outcome,
         both(
-            f"{en}; the furthest is {off[worst][0]:+.1%} ({worst}); outside: {settings.failed}",
-            f"{zh}；最远的为 {off[worst][0]:+.1%}（{worst}）；之外：{settings.failed.zh}",
+            f"against {_BEYOND} standard deviations of a net of that width: {found}. The furthest is {off[worst]:+.1%} "
+            f"({worst})",
+            f"与该宽度网络的 {_BEYOND} 个标准差相比：{found.zh}。最远的为 {off[worst]:+.1%}（{worst.zh}）",
         ),
     )
 
@@ -310,9 +327,9 @@ def _pair(name: str, rows: Rows, scale: float = 1.0) -> tuple[Line, Line]:
     x = tuple(map(float, rows[0].metrics["layers"]))
     mean, low, high = (tuple(sqrt(value) / scale for value in part) for part in rows.curve("q"))
     told = tuple(sqrt(value) / scale for value in rows.curve("told_q")[0])
-    return Line(name=name, x=x, y=mean, low=low, high=high), Line(
-        name=f"{name}, q_0 + sum v", x=x, y=told, theory=True, like=name
-    )
+    predicted = both(f"{name}, predicted", f"{name}，预测")
+    measured = Line(name=name, x=x, y=mean, low=low, high=high)
+    return measured, Line(name=predicted, x=x, y=told, theory=True, like=name)
 
 
 def _by_placement(rows: Rows) -> Chart:
@@ -347,38 +364,34 @@ def _by_width(rows: Rows) -> Chart:
 
 
 def _all(rows: Rows) -> Table:
-    made = [
-        (
-            name,
-            each.mean("q_first"),
-            each.mean("sum_v"),
-            each.mean("q_last"),
-            *each.spread("q_last"),
-            each.curve("told_q")[0][-1],
-            1 + 2 * each[0].params["depth"],
-            each.mean("exponent"),
-            each.mean("rho_last"),
-        )
-        for name, each in _settings(rows)
-    ]
     return Table(
         title=both("Second moments of the stream", "残差流的二阶矩"),
         columns=(
-            both("placement, start", "放置方式、初始化"),
+            both("placement", "放置方式"),
+            both("start", "初始化"),
+            "L x H",
             "q_0",
-            "sum v",
             both("q at the end", "末端 q"),
-            both("least", "最小"),
-            both("most", "最大"),
             both("predicted", "预测"),
-            both("1 + adds", "1 + 相加次数"),
-            both("exponent of the size", "大小的指数"),
-            both("correlation of tokens", "token 相关性"),
+            both("exponent", "指数"),
         ),
-        rows=tuple(made),
+        rows=tuple(
+            (
+                placement,
+                init,
+                f"{layers} x {width}",
+                each.mean("q_first"),
+                each.said("q_last"),
+                each.curve("told_q")[0][-1],
+                each.mean("exponent"),
+            )
+            for (placement, init, layers, width, _), each in rows.groups(
+                "placement", "init", "depth", "width", "embeddings"
+            )
+        ),
         note=both(
-            f"{_CONDITIONS} Exponent: log2 of the sizes at L and L/2. 1 + adds is what sqrt(l + 1) supposes.",
-            f"{_CONDITIONS.zh} 指数：L 与 L/2 处大小之比的 log2。1 + 相加次数即笔记中 sqrt(l + 1) 所假定的。",
+            f"{_CONDITIONS} L layers of width H; normal: N(0, 0.02^2). Exponent: log2 of the sizes at L and L/2.",
+            f"{_CONDITIONS.zh}指数：L 与 L/2 处大小之比的 log2。L 层，宽 H；normal：N(0, 0.02^2)。",
         ),
     )
 

@@ -46,6 +46,7 @@ from normwise.rendering import both
 from normwise.rendering.numbers import number
 from normwise.rendering.plots import Chart, Line
 from normwise.studies._corpus import corpus
+from normwise.studies._curves import across, along
 from normwise.studies._model import LENGTH, conditions, language_model
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
 from normwise.studies._training import train, unigram_loss
@@ -97,6 +98,7 @@ _QUICK_GAIN = 0.3
 # Runs that stay at the unigram loss end within 0.02 nat of it; one that has begun to use the byte before is at least
 # 0.2 below it. Halfway on a log scale lies 0.06; 0.1 leaves room.
 _STUCK = 0.1
+_NO_SWEEP = both("no trial of Post-Norm with small branches has been run", "没有运行过小分支 Post-Norm 的试验")
 
 
 def trials(quick: bool) -> list[dict[str, Any]]:
@@ -167,15 +169,12 @@ def _at(rows: Rows, placement: str, warm_up: int = 0, rate: float = _RATE, gain:
     return rows.where(placement=placement, warm_up=warm_up, rate=rate, gain=gain)
 
 
-def _ends(rows: Rows) -> str:
-    return rows.said("validation")
-
-
 def _post_needs(rows: Rows) -> Judgement:
     cold, warm = _at(rows, "post"), _at(rows, "post", _WARM_UP)
     unigram = number(rows.mean("unigram"), 3)
-    en = f"at 1e-3 it ends at {_ends(cold)} nats without warm-up and at {_ends(warm)} with 100 steps; unigram {unigram}"
-    zh = f"学习率 1e-3 时，不预热结束于 {_ends(cold)} nat，预热 100 步结束于 {_ends(warm)}；单元损失 {unigram}"
+    without, with_it = cold.said("validation", ".2f"), warm.said("validation")
+    en = f"at 1e-3 it ends at {without} nats without warm-up and at {with_it} with 100 steps; unigram loss {unigram}"
+    zh = f"学习率 1e-3 时，不预热结束于 {without} 奈特，预热 100 步结束于 {with_it}；一元模型的损失为 {unigram}"
     if not (_none_learns(cold) and _all_learn(warm)):
         mixed = not (_all_learn(cold) or _none_learns(warm))
         return Judgement(Outcome.DEPENDS if mixed else Outcome.REFUTED, both(en, zh))
@@ -194,13 +193,23 @@ def _others_learn(rows: Rows, placements: tuple[str, ...]) -> Judgement:
     found = {p: [(rate, _at(rows, p, 0, rate)) for rate in _RATES if rows.has(placement=p, rate=rate, warm_up=0)]
              for p in placements}  # fmt: skip
     if not all(found.values()):
-        raise NotKnown("no trial of " + " and ".join(p for p in placements if not found[p]) + " has been run")
-    said = "; ".join(f"{p} " + ", ".join(f"{_ends(r)} at {number(rate)}" for rate, r in f) for p, f in found.items())
+        missing = [p for p in placements if not found[p]]
+        raise NotKnown(
+            both(f"no trial of {' and '.join(missing)} has been run", f"没有运行过 {'、'.join(missing)} 的试验")
+        )
+    en = "; ".join(
+        f"{p} " + ", ".join(f"{r.said('validation', '.2f')} at {number(rate)}" for rate, r in f)
+        for p, f in found.items()
+    )
+    zh = "；".join(
+        f"{p} " + "，".join(f"{number(rate)} 时 {r.said('validation', '.2f')}" for rate, r in f)
+        for p, f in found.items()
+    )
     runs = [each for some in found.values() for each in some]
     stuck = [rate for rate, some in runs if not _all_learn(some)]
     outcome = Outcome.CONFIRMED if not stuck else Outcome.REFUTED if _RATE in stuck else Outcome.DEPENDS
     where_en, where_zh = ("the rate: ", "学习率：") if outcome is Outcome.DEPENDS else ("", "")
-    return Judgement(outcome, both(f"{where_en}without warm-up: {said}", f"{where_zh}不预热：{said}"))
+    return Judgement(outcome, both(f"{where_en}nats without warm-up: {en}", f"{where_zh}不预热的损失（奈特）：{zh}"))
 
 
 def _pre_learns(rows: Rows) -> Judgement:
@@ -215,22 +224,26 @@ def _placement_is_the_cause(rows: Rows) -> Judgement:
     cold = _at(rows, "post")
     sweep = [(gain, _at(rows, "post", gain=gain)) for gain in _GAINS if rows.has(placement="post", gain=gain)]
     if not sweep:
-        raise NotKnown("no trial of Post-Norm with small branches has been run")
-    said = ", ".join(f"{number(gain)}: {_ends(some)}" for gain, some in sweep)
-    cosines = f"{number(cold.mean('token_cosine'), 2)} -> {number(sweep[0][1].mean('token_cosine'), 2)}"
-    learning = [gain for gain, some in sweep if _all_learn(some)]
-    tail_en = f"nats by gain {said}; 1: {_ends(cold)}; token cosine at the start {cosines}"
-    tail_zh = f"各增益的损失（nat）{said}；1：{_ends(cold)}；初始词元余弦 {cosines}"
-    if _none_learns(cold) and learning:
-        top = number(max(learning))
-        en = f"the same Post-Norm without warm-up learns when its branches start smaller, up to gain {top}; {tail_en}"
-        zh = f"同样不预热的 Post-Norm，只要分支初始更小（增益不超过 {top}）就能学；{tail_zh}"
-        return Judgement(Outcome.REFUTED, both(en, zh))
-    if _none_learns(cold):
-        return Judgement(
-            Outcome.CONFIRMED, both(f"small branches do not help: {tail_en}", f"小分支没有帮助：{tail_zh}")
-        )
-    return Judgement(Outcome.DEPENDS, both(f"it learns without warm-up: {tail_en}", f"不预热也能学：{tail_zh}"))
+        raise NotKnown(_NO_SWEEP)
+    learning = [(gain, some) for gain, some in sweep if _all_learn(some)]
+    gain, some = max(learning, default=sweep[0], key=lambda each: each[0])
+    cosines = [number(each.mean("token_cosine"), 2) for each in (cold, some)]
+    en = f"it ends at {cold.said('validation', '.2f')} nats, with branches times {number(gain)} at the start at "
+    en += f"{some.said('validation', '.2f')}; token cosine before training {cosines[0]} and {cosines[1]}"
+    zh = f"结束于 {cold.said('validation', '.2f')} 奈特，初始分支乘 {number(gain)} 时为 {some.said('validation', '.2f')}；"
+    zh += f"训练前词元余弦为 {cosines[0]} 与 {cosines[1]}"
+    if not _none_learns(cold):
+        return Judgement(Outcome.DEPENDS, both(f"it learns as it is: {en}", f"原样也能学：{zh}"))
+    if not learning:
+        return Judgement(Outcome.CONFIRMED, both(f"small branches do not help: {en}", f"小分支没有帮助：{zh}"))
+    top = number(gain)
+    return Judgement(
+        Outcome.REFUTED,
+        both(
+            f"the same Post-Norm without warm-up learns when its branches start smaller, up to gain {top}: {en}",
+            f"同样不预热的 Post-Norm，只要初始分支更小（增益不超过 {top}）就能学：{zh}",
+        ),
+    )
 
 
 CLAIMS = (
@@ -269,7 +282,7 @@ def _losses(rows: Rows) -> Table:
     for placement in grid.distinct("placement"):
         for warm_up in sorted(grid.where(placement=placement).distinct("warm_up")):
             asked = [{"placement": placement, "warm_up": warm_up, "rate": rate} for rate in rates]
-            cells = [_ends(grid.where(**params)) if grid.has(**params) else None for params in asked]
+            cells = [grid.where(**params).said("validation", ".2f") if grid.has(**params) else None for params in asked]
             lines.append((placement, str(warm_up), *cells))
     unigram = number(rows.mean("unigram"), 3)
     return Table(
@@ -295,24 +308,17 @@ def _curves(rows: Rows) -> Chart:
 
 
 def _curve(name: str, rows: Rows) -> Line:
-    mean, low, high = rows.curve("losses")
-    steps = max(rows.values("steps"), key=len)[: len(mean)]
-    return Line(name=name, x=tuple(map(float, steps)), y=tuple(mean), low=tuple(low), high=tuple(high))
+    longest = max(rows.values("steps"), key=len)
+    return along(name, longest[: len(rows.curve("losses")[0])], rows, "losses")
 
 
 def _gains(rows: Rows) -> Chart:
     sweep = rows.where(placement="post", warm_up=0, rate=_RATE)
     gains = sorted(sweep.distinct("gain"))
     if len(gains) < 2:
-        raise NotKnown("no trial of Post-Norm with small branches has been run")
-    each = [sweep.where(gain=gain) for gain in gains]
-    measured = Line(
-        name=both("Post-Norm, no warm-up", "Post-Norm，不预热"),
-        x=tuple(gains),
-        y=tuple(some.mean("validation") for some in each),
-        low=tuple(some.spread("validation")[0] for some in each),
-        high=tuple(some.spread("validation")[1] for some in each),
-    )
+        raise NotKnown(_NO_SWEEP)
+    cells = [(gain, sweep.where(gain=gain)) for gain in gains]
+    measured = across(both("Post-Norm, no warm-up", "Post-Norm，不预热"), cells, "validation")
     ends, flat = (gains[0], gains[-1]), (rows.mean("unigram"),) * 2
     return Chart(
         title=both("The same Post-Norm with smaller branches at the start", "初始分支更小的同一个 Post-Norm"),
