@@ -133,8 +133,8 @@ def test_figures_have_theory_beside_the_measurement() -> None:
     found = Rows([*padding(), *few(1), training("batch"), training("layer")])
     for row in found:
         row.metrics.setdefault("variance", 1.0)  # pyright: ignore[reportAttributeAccessIssue]
-    table, losses, padded, uncertain = (cast("Any", make(found)) for make in study.FIGURES)
-    assert [row[0] for row in table.rows] == ["batch", "layer"]
+    table, leaks, losses, padded, uncertain = (cast("Any", make(found)) for make in study.FIGURES)
+    assert [row[0] for row in table.rows] == [row[0] for row in leaks.rows] == ["batch", "layer"]
     assert len(losses.lines) == 4
     assert next(line.y for line in padded.lines if line.theory) == (1.0, 0.75, 0.5, 0.25)
     assert [line.y for line in uncertain.lines if line.theory] == [(sqrt(2),)]

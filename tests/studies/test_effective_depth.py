@@ -93,10 +93,12 @@ def test_a_full_set_is_judged_without_the_quick_one_beside_it():
 
 def test_figures_show_the_theory_beside_the_measurement():
     both = Rows([*rows(), *rows("post", turns=FLAT)])
-    table, *charts = (figure(both) for figure in effective_depth.FIGURES)
-    assert isinstance(table, Table)
-    assert [row[0] for row in table.rows] == ["pre", "post"]
-    assert sum(value for value in table.rows[0][5:8] if isinstance(value, float)) == pytest.approx(1.0)
+    turns, shares, *charts = (figure(both) for figure in effective_depth.FIGURES)
+    assert isinstance(turns, Table)
+    assert isinstance(shares, Table)
+    assert [row[0] for row in turns.rows] == [row[0] for row in shares.rows] == ["pre", "post"]
+    for thirds in (shares.rows[0][1:4], shares.rows[0][4:]):
+        assert sum(value for value in thirds if isinstance(value, float)) == pytest.approx(1.0)
     assert all(isinstance(chart, Chart) for chart in charts)
     start = charts[0]
     assert isinstance(start, Chart)

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from normwise.layers import BatchNorm, LayerNorm
+from normwise.layers import BatchNorm
 from normwise.models import Decoder
 from normwise.studies._corpus import VOCABULARY, corpus
-from normwise.studies._training import train
+from normwise.studies._norm_swap import with_norms
+from normwise.studies._training import next_byte_loss, train
 
 __all__ = [
     "BATCHES",
@@ -82,7 +82,7 @@ def training(norm: str, steps: int, seed: int) -> dict[str, Any]:
         VOCABULARY, HIDDEN, 4, 4, norm="layer", init="gpt-2", positions="learned", context=LENGTH, bias=True
     )
     if norm == "batch":
-        _swap(model)
+        with_norms(model, lambda _: BatchNorm(HIDDEN, channel_dim=-1))  # over batch and time
     done = train(
         model, corpus(), rate=2e-3, warm_up_steps=min(30, steps), steps=steps, seed=seed, batch=WINDOWS, length=LENGTH
     )
@@ -101,22 +101,10 @@ def training(norm: str, steps: int, seed: int) -> dict[str, Any]:
     }
 
 
-def _swap(model: nn.Module) -> None:
-    """Put BatchNorm over batch and time in place of every LayerNorm."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, LayerNorm):
-                setattr(parent, name, BatchNorm(HIDDEN, channel_dim=-1))
-
-
 @torch.no_grad()
 def _loss(model: nn.Module, windows: torch.Tensor, batch: int, *, training: bool) -> float:
     model = deepcopy(model).train(training)  # running statistics of the copy move
-    losses = [
-        F.cross_entropy(model(some[:, :-1]).flatten(0, 1), some[:, 1:].flatten()).item() * len(some)
-        for some in windows.split(batch)
-    ]
-    return sum(losses) / len(windows)
+    return sum(next_byte_loss(model, some).item() * len(some) for some in windows.split(batch)) / len(windows)
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ _CONDITIONS = both(
 _TOLD = both(
     "Dashed: normwise.theory.predict, which supposes that the gradients of tokens at the end are independent; in text "
     "they are not, and what they share adds up on position 0.",
-    "虚线：normwise.theory.predict，它假设末端各 token 的梯度相互独立；文本中并非如此，共有的部分累积在位置 0 上。",
+    "虚线：normwise.theory.predict，它假设末端各词元的梯度相互独立；文本中并非如此，共有的部分累积在位置 0 上。",
 )
 
 
@@ -43,7 +43,7 @@ def token(rows: Rows) -> Chart:
         rows,
         "token_gradient",
         both("The same for the median token", "同上，中位 token"),
-        both("median token over that at the end", "中位 token 与末端之比"),
+        both("median token over that at the end", "中位词元与末端之比"),
     )
 
 

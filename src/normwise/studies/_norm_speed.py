@@ -8,11 +8,11 @@ from statistics import median
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from normwise import layers
 from normwise.studies._corpus import corpus
 from normwise.studies._norm_swap import with_norms
+from normwise.studies._training import next_byte_loss
 
 __all__ = ["KINDS", "ROUNDS", "race"]
 
@@ -81,7 +81,7 @@ def _step(
     def call() -> None:
         ids = text.batch(batch, length, windows)
         optimizer.zero_grad(set_to_none=True)
-        functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+        next_byte_loss(model, ids).backward()
         optimizer.step()
 
     return call

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from normwise.studies._corpus import VOCABULARY, Corpus
 from normwise.theory import warm_up
 
-__all__ = ["Training", "train", "unigram_loss", "validation_loss"]
+__all__ = ["Training", "next_byte_loss", "train", "unigram_loss", "validation_loss"]
 
 _HELD_OUT_SEED = 1_000_003  # the windows of the validation are the same in every trial
 _HELD_OUT_WINDOWS = 128
@@ -71,7 +71,7 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     single: list[float] = []
     for step in range(1, steps + 1):
-        loss = _loss(model, corpus.batch(batch, length, generator))
+        loss = next_byte_loss(model, corpus.batch(batch, length, generator))
         single.append(loss.item())
         if not isfinite(single[-1]):
             break
@@ -98,7 +98,7 @@ def validation_loss(model: nn.Module, corpus: Corpus, *, length: int = 64) -> fl
     training = model.training
     model.eval()
     windows = _held_out(corpus, length)
-    loss = sum(_loss(model, some).item() * len(some) for some in windows.split(32)) / len(windows)
+    loss = sum(next_byte_loss(model, some).item() * len(some) for some in windows.split(32)) / len(windows)
     model.train(training)
     return loss
 
@@ -118,6 +118,7 @@ def _held_out(corpus: Corpus, length: int) -> torch.Tensor:
     return corpus.batch(_HELD_OUT_WINDOWS, length, generator, held_out=True)
 
 
-def _loss(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
+def next_byte_loss(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy of the next byte in nats, for windows [B, T + 1]."""
     logits = model(windows[:, :-1])
     return F.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())

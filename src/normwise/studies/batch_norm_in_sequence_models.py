@@ -53,14 +53,14 @@ from normwise.studies._batch_norm_trials import (
     padding,
     training,
 )
+from normwise.studies._curves import across, along
+from normwise.studies._seeds import mean, order
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
 
-__all__ = ["CLAIMS", "DATA", "FIGURES", "SEEDS", "VERSION", "ZH", "measure", "seconds", "trials"]
-
-ZH = """序列模型中的 BatchNorm：填充、批大小为一、未来与评估
+ZH = """序列模型中的 BatchNorm：补齐、批大小为一、未来与评估
 
 ## 主张
-BatchNorm 不适合序列：填充使统计量失真，批大小为一时没有统计量，它让因果模型看到未来，用一个批学到的换一个批就丢失。
+BatchNorm 不适合序列：补齐使统计量失真，批大小为一时没有统计量，它让因果模型看到未来，用一个批学到的换一个批就丢失。
 LayerNorm 没有这些问题。
 
 ## 出处
@@ -68,7 +68,7 @@ Ba、Kiros 与 Hinton 2016，https://arxiv.org/abs/1607.06450（长度不一、�
 https://arxiv.org/abs/2003.07845（语言中波动的统计量使 BatchNorm 变差）。
 
 ## 方法
-填充：32 个序列，各 64 个值，均值 1、标准差 0.5，其后有比例为 f 的零。均值变为 (1 - f) mu，方差变为
+补齐：32 个序列，各 64 个值，均值 1、标准差 0.5，其后有比例为 f 的零。均值变为 (1 - f) mu，方差变为
 (1 - f) sigma^2 + f (1 - f) mu^2。再用掩码重做，并以 10000 代替零。
 
 值很少：4096 个方差，各来自 n 个独立正态值；其相对标准差为 sqrt(2 / (n - 1))。
@@ -79,13 +79,13 @@ https://arxiv.org/abs/2003.07845（语言中波动的统计量使 BatchNorm 变�
 改变窗口的最后一个字节，以其标准差为单位给出之前的 logits 移动了多少。
 
 ## 什么会推翻它
-带掩码的统计量依赖于填充；训练模式下之前的 logits 不动，或者用 LayerNorm 时移动；无论批里有什么，损失都一样。
+带掩码的统计量依赖于补齐；训练模式下之前的 logits 不动，或者用 LayerNorm 时移动；无论批里有什么，损失都一样。
 
 ## 开销
-全部：36 次试验，3 CPU 分钟。quick：1 CPU 分钟。
+完整集：36 次试验，3 CPU 分钟。快速集：1 CPU 分钟。
 
 ## 这里无法说明的
-Shen 等的翻译与 GLUE 分数；长时间的训练；带填充的训练。低于 0.05 nat 的差距在这个长度上无法与噪声区分。
+Shen 等的翻译与 GLUE 分数；长时间的训练；带补齐的训练。低于 0.05 奈特的差距在这个长度上无法与噪声区分。
 """
 
 VERSION = 1
@@ -150,7 +150,7 @@ def _padding_falsifies(rows: Rows) -> Judgement:
         both(
             f"without a mask the mean shrinks as 1 - f ({said}); with one, outputs and running "
             f"statistics change by at most {masked:.1e}, whatever the padding holds",
-            f"没有掩码时均值按 1 - f 缩小（{said}）；有掩码时，无论填充内容如何，输出与滑动统计量至多改变 {masked:.1e}",
+            f"没有掩码时均值按 1 - f 缩小（{said}）；有掩码时，无论补齐内容如何，输出与运行统计至多改变 {masked:.1e}",
         ),
     )
 
@@ -159,7 +159,7 @@ def _batch_of_one(rows: Rows) -> Judgement:
     refused = rows.where(part="few", values=1).spread("refused")[0] == 1
     of = rows.where(part="training", norm="batch")
     costs = [one - proper for one, proper in zip(of.values("with_batch_of_1"), of.values("evaluation"), strict=True)]
-    cost = sum(costs) / len(costs)
+    cost = mean(costs)
     outcome = Outcome.REFUTED
     if refused:
         outcome = Outcome.CONFIRMED if min(costs) > _NOISE else Outcome.DEPENDS
@@ -168,14 +168,11 @@ def _batch_of_one(rows: Rows) -> Judgement:
     return Judgement(
         outcome,
         both(
-            f"one value a channel is {said}; of two, |y| is {pair.mean('magnitude'):.3f}: only which is larger is "
-            f"left; the variance of n deviates by {pair.mean('deviation'):.2f} at 2 (sqrt(2 / (n - 1)) = 1.41). One "
-            f"sequence of {LENGTH} has {LENGTH} values: used alone it costs {cost:+.3f} nats ({len(costs)} seeds)",
-            f"每通道一个值{said.zh}；两个值时 |y| 为 {pair.mean('magnitude'):.3f}，只剩下谁更大；"
-            f"n 个值的方差在 n = 2 时偏差 "
-            f"{pair.mean('deviation'):.2f}（sqrt(2 / (n - 1)) = 1.41）。"
-            f"一个长 {LENGTH} 的序列有 {LENGTH} 个值：单独使用的"
-            f"代价为 {cost:+.3f} nat（{len(costs)} 个种子）",
+            f"one value a channel is {said}; a variance of two deviates by {pair.mean('deviation'):.2f} (theory 1.41), "
+            f"and what is normalized is {pair.mean('magnitude'):.3f} in size. One sequence has {LENGTH} values: used "
+            f"alone it costs {cost:+.3f} nats",
+            f"每通道一个值{said.zh}；两个值的方差偏差 {pair.mean('deviation'):.2f}（理论 1.41），归一化之后大小总是 "
+            f"{pair.mean('magnitude'):.3f}。一个序列有 {LENGTH} 个值：单独使用的代价为 {cost:+.3f} 奈特",
         ),
     )
 
@@ -186,15 +183,15 @@ def _leaks(rows: Rows) -> Judgement:
     outcome = Outcome.REFUTED
     if min(min(each) for each in of.values("leak")) > 0:
         outcome = Outcome.DEPENDS if still == 0 else Outcome.CONFIRMED
-    said = ", ".join(f"{n}: {leak:.2g}" for n, leak in zip(BATCHES, leaks, strict=True))
+    least, most = min(BATCHES), max(BATCHES)
+    alone, among = leaks[BATCHES.index(least)], leaks[BATCHES.index(most)]
     return Judgement(
         outcome,
         both(
-            f"with statistics of the batch, another last byte moves the logits before it by "
-            f"(batch: deviations) {said}; in eval mode by {still:.2g} ({len(of)} seeds)",
-            f"用批统计量时，换掉最后一个字节会使之前的 logits 移动（批大小：标准差的倍数）{said}；"
-            f"评估模式下移动 {still:.2g}"
-            f"（{len(of)} 个种子）",
+            f"with statistics of the batch another last byte moves the logits before it by {alone:.2g} deviations in a "
+            f"batch of {least} and {among:.2g} in one of {most}; in eval mode by {still:.2g}",
+            f"用批统计量时，换掉最后一个字节使之前的 logits 移动："
+            f"批大小 {least} 时 {alone:.2g} 个标准差，{most} 时 {among:.2g}；评估模式下 {still:.2g}",
         ),
     )
 
@@ -209,9 +206,8 @@ def _layer_is_alone(rows: Rows) -> Judgement:
         outcome,
         both(
             f"earlier logits move by {leak:.2g}; losses in both modes and in batches of 1 to 64 lie within "
-            f"{apart:.1e} nats ({len(of)} seeds)",
-            f"之前的 logits 移动 {leak:.2g}；"
-            f"两种模式、批大小 1 到 64 的损失相差不超过 {apart:.1e} nat（{len(of)} 个种子）",
+            f"{apart:.1e} nats",
+            f"之前的 logits 移动 {leak:.2g}；两种模式、批大小 1 到 64 的损失相差不超过 {apart:.1e} 奈特",
         ),
     )
 
@@ -224,35 +220,29 @@ def _gap(rows: Rows) -> Judgement:
     shifts = [s - u for s, u in zip(others, used, strict=True)]
     large, moved = (min(each) > _NOISE for each in (gaps, shifts))
     outcome = Outcome.CONFIRMED if large else Outcome.DEPENDS if moved else Outcome.REFUTED
-    gap, shift = (sum(each) / len(each) for each in (gaps, shifts))
+    gap, shift = map(mean, (gaps, shifts))
     return Judgement(
         outcome,
         both(
             f"eval mode costs {gap:+.3f} nats against batches of 16 like those of the training; the same windows "
-            f"sorted by content, with statistics of the batch: {shift:+.3f} (noise {_NOISE}; {len(of)} seeds)",
-            f"与训练时那样的 16 个一批相比，评估模式的代价为 {gap:+.3f} nat；"
+            f"sorted by content, with statistics of the batch: {shift:+.3f} (noise {_NOISE})",
+            f"与训练时那样的 16 个一批相比，评估模式的代价为 {gap:+.3f} 奈特；"
             f"同样的窗口按内容排序、用批统计量：{shift:+.3f}"
-            f"（噪声 {_NOISE}；{len(of)} 个种子）",
+            f"（噪声 {_NOISE}）",
         ),
     )
 
 
 def _worse(rows: Rows) -> Judgement:
     batch, layer = (rows.where(part="training", norm=norm).values("evaluation") for norm in ("batch", "layer"))
-    gap = sum(batch) / len(batch) - sum(layer) / len(layer)
-    outcome = Outcome.OPEN
-    if abs(gap) > _NOISE:
-        if min(batch) > max(layer):
-            outcome = Outcome.CONFIRMED
-        elif max(batch) < min(layer):
-            outcome = Outcome.REFUTED
+    gap = mean(batch) - mean(layer)
+    apart = order(batch, layer) if abs(gap) > _NOISE else 0
+    outcome = {1: Outcome.CONFIRMED, -1: Outcome.REFUTED, 0: Outcome.OPEN}[apart]
     return Judgement(
         outcome,
         both(
-            f"BatchNorm {sum(batch) / len(batch):.3f}, LayerNorm {sum(layer) / len(layer):.3f} nats in eval mode: "
-            f"{gap:+.3f} (noise {_NOISE}; {len(batch)} seeds)",
-            f"评估模式下 BatchNorm {sum(batch) / len(batch):.3f}、LayerNorm {sum(layer) / len(layer):.3f} nat："
-            f"{gap:+.3f}（噪声 {_NOISE}；{len(batch)} 个种子）",
+            f"BatchNorm {mean(batch):.3f}, LayerNorm {mean(layer):.3f} nats in eval mode: {gap:+.3f} (noise {_NOISE})",
+            f"评估模式下 BatchNorm {mean(batch):.3f}、LayerNorm {mean(layer):.3f} 奈特：{gap:+.3f}（噪声 {_NOISE}）",
         ),
     )
 
@@ -260,7 +250,7 @@ def _worse(rows: Rows) -> Judgement:
 _BA = "Ba, Kiros and Hinton 2016, https://arxiv.org/abs/1607.06450"
 _SHEN = "Shen et al. 2020, https://arxiv.org/abs/2003.07845"
 CLAIMS = (
-    Claim(both("Padding falsifies BatchNorm's statistics", "填充使 BatchNorm 的统计量失真"), _BA, _padding_falsifies),
+    Claim(both("Padding falsifies BatchNorm's statistics", "补齐使 BatchNorm 的统计量失真"), _BA, _padding_falsifies),
     Claim(both("BatchNorm fails with a batch of one", "批大小为一时 BatchNorm 失效"), _BA, _batch_of_one),
     Claim(
         both("BatchNorm shows a causal model the future", "BatchNorm 让因果模型看到未来"),
@@ -290,19 +280,18 @@ def _padding_chart(rows: Rows) -> Chart:
     cells = [rows.where(part="padding", padded=share) for share in shares] or [rows.where(part="padding")]
     lines = []
     for metric, name, which in (("mean", both("mean", "均值"), 0), ("variance", both("variance", "方差"), 1)):
-        low, high = zip(*(cell.spread(metric) for cell in cells), strict=True)
-        lines.append(Line(name=name, x=tuple(shares), y=tuple(cell.mean(metric) for cell in cells), low=low, high=high))
+        lines.append(across(name, zip(shares, cells, strict=True), metric))
         theory = tuple(_theory_of_padding(share)[which] for share in shares)
         formula = ("1 - f", "(1 - f)(1 + f mu^2 / sigma^2)")[which]
         lines.append(Line(name=formula, x=tuple(shares), y=theory, theory=True, like=name))
     return Chart(
-        title=both("Statistics of padded sequences, without a mask", "带填充序列的统计量，无掩码"),
-        x_label=both("share of padding, f", "填充的比例 f"),
-        y_label=both("relative to no padding", "相对于无填充"),
+        title=both("Statistics of padded sequences, without a mask", "带补齐序列的统计量，无掩码"),
+        x_label=both("share of padding, f", "补齐的比例 f"),
+        y_label=both("relative to no padding", "相对于无补齐"),
         lines=tuple(lines),
         note=both(
             f"32 sequences of 64, mean {MEAN}, deviation {DEVIATION}, padded with zeros",
-            f"32 个长 64 的序列，均值 {MEAN}，标准差 {DEVIATION}，以零填充",
+            f"32 个长 64 的序列，均值 {MEAN}，标准差 {DEVIATION}，以零补齐",
         ),
     )
 
@@ -310,15 +299,15 @@ def _padding_chart(rows: Rows) -> Chart:
 def _few_chart(rows: Rows) -> Chart:
     numbers = [n for n in _FEW if n > 1 and rows.has(part="few", values=n)]
     cells = [rows.where(part="few", values=n) for n in numbers] or [rows.where(part="few")]
-    low, high = zip(*(cell.spread("deviation") for cell in cells), strict=True)
-    name, x = both("measured", "测得"), tuple(float(n) for n in numbers)
+    measured = across(both("measured", "测得"), zip(numbers, cells, strict=True), "deviation")
+    theory = tuple(map(_theory_of_few, numbers))
     return Chart(
         title=both("How uncertain a variance of few values is", "少数几个值的方差有多不确定"),
         x_label=both("values behind the statistic, n", "统计量背后的值的个数 n"),
         y_label=both("relative deviation of the variance", "方差的相对标准差"),
         lines=(
-            Line(name=name, x=x, y=tuple(cell.mean("deviation") for cell in cells), low=low, high=high),
-            Line(name="sqrt(2 / (n - 1))", x=x, y=tuple(map(_theory_of_few, numbers)), theory=True, like=name),
+            measured,
+            Line(name="sqrt(2 / (n - 1))", x=measured.x, y=theory, theory=True, like=measured.name),
         ),
         log_x=True,
         log_y=True,
@@ -330,56 +319,64 @@ def _losses_chart(rows: Rows) -> Chart:
     lines = []
     for norm in rows.where(part="training").distinct("norm"):
         of = rows.where(part="training", norm=norm)
-        mean, low, high = of.curve("with_batch")
-        x = tuple(float(n) for n in BATCHES)
-        lines.append(Line(name=norm, x=x, y=tuple(mean), low=tuple(low), high=tuple(high)))
+        line = along(norm, BATCHES, of, "with_batch")
         name = both(f"{norm}, eval mode", f"{norm}，评估模式")
-        lines.append(Line(name=name, x=(x[0], x[-1]), y=(of.mean("evaluation"),) * 2))
+        lines += [line, Line(name=name, x=(line.x[0], line.x[-1]), y=(of.mean("evaluation"),) * 2)]
     return Chart(
         title=both("Loss with statistics of the batch", "使用批统计量的损失"),
         x_label=both("windows that share a batch", "同一批里的窗口数"),
-        y_label=both("loss, nats a byte", "损失，nat 每字节"),
+        y_label=both("loss, nats a byte", "损失，奈特/字节"),
         lines=tuple(lines),
         log_x=True,
-        note=_note(),
+        note=_NOTE,
     )
 
 
-def _training_table(rows: Rows) -> Table:
-    cells = [(norm, rows.where(part="training", norm=norm)) for norm in rows.where(part="training").distinct("norm")]
+def _losses_table(rows: Rows) -> Table:
     columns = (
         ("training_loss", both("training, last 20 steps", "训练，最后 20 步")),
         ("evaluation", both("eval mode", "评估模式")),
         ("with_batch_of_16", both("statistics of 16", "16 个窗口的统计量")),
         ("sorted", both("of 16 sorted", "排序后 16 个")),
         ("with_batch_of_1", both("of 1", "1 个")),
-        ("leak_in_evaluation", both("leak in eval mode", "评估模式的泄漏")),
     )
     return Table(
+        title=both("Loss by what the statistics are of, nats a byte", "按统计量的来源，损失，奈特/字节"),
+        columns=(both("norm", "归一化"), *(heading for _, heading in columns)),
+        rows=tuple(
+            (norm, *(cell.mean(metric) for metric, _ in columns))
+            for (norm,), cell in rows.where(part="training").groups("norm")
+        ),
+        note=_NOTE,
+    )
+
+
+def _leaks_table(rows: Rows) -> Table:
+    return Table(
         title=both(
-            "Loss in nats a byte, and what a changed last byte moves before it",
-            "损失（nat 每字节）与最后一个字节对之前的影响",
+            "What another last byte moves before it, deviations of the logits",
+            "换掉最后一个字节，之前的 logits 移动多少个标准差",
         ),
         columns=(
             both("norm", "归一化"),
-            *(heading for _, heading in columns),
-            *(both(f"leak at batch {n}", f"批大小 {n} 的泄漏") for n in BATCHES),
+            both("eval mode", "评估模式"),
+            *(both(f"batch of {n}", f"批大小 {n}") for n in BATCHES),
         ),
         rows=tuple(
-            (norm, *(cell.mean(metric) for metric, _ in columns), *cell.curve("leak")[0]) for norm, cell in cells
+            (norm, cell.mean("leak_in_evaluation"), *cell.curve("leak")[0])
+            for (norm,), cell in rows.where(part="training").groups("norm")
         ),
-        note=_note(),
+        note=_NOTE,
     )
 
 
-def _note() -> str:
-    return both(
-        f"4 blocks of {HIDDEN}, Pre-Norm, GPT-2 init, {_STEPS} steps of {WINDOWS} windows of {LENGTH}, AdamW 2e-3, 30 "
-        "steps of warm-up; 128 windows of other files. Bands: smallest and largest of the seeds.",
-        f"4 个 {HIDDEN} 维的块，Pre-Norm，GPT-2 初始化，{_STEPS} 步，每步 {WINDOWS} 个长 {LENGTH} 的窗口，"
-        f"AdamW 2e-3，预热 30 步；"
-        "其他文件的 128 个窗口。带：各种子的最小与最大。",
-    )
+_NOTE = both(
+    f"4 blocks of {HIDDEN}, Pre-Norm, GPT-2 init, {_STEPS} steps of {WINDOWS} windows of {LENGTH}, AdamW 2e-3, 30 "
+    "steps of warm-up; 128 windows of other files. Bands: smallest and largest of the seeds.",
+    f"4 个 {HIDDEN} 维的块，Pre-Norm，GPT-2 初始化，{_STEPS} 步，每步 {WINDOWS} 个长 {LENGTH} 的窗口，"
+    f"AdamW 2e-3，预热 30 步；"
+    "其他文件的 128 个窗口。带：各种子的最小与最大。",
+)
 
 
-FIGURES = (_training_table, _losses_chart, _padding_chart, _few_chart)
+FIGURES = (_losses_table, _leaks_table, _losses_chart, _padding_chart, _few_chart)

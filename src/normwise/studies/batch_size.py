@@ -42,11 +42,11 @@ import torch
 
 from normwise.rendering import both
 from normwise.rendering.plots import Chart, Line
+from normwise.studies._curves import across, along
 from normwise.studies._digits import digits
 from normwise.studies._digits_training import classifier, left_training, share_right, train
+from normwise.studies._outcomes import outcome
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
-
-__all__ = ["CLAIMS", "DATA", "FIGURES", "SEEDS", "VERSION", "ZH", "measure", "seconds", "trials"]
 
 ZH = """批大小 2 到 128 时的 BatchNorm、GroupNorm、LayerNorm 与不归一化
 
@@ -58,7 +58,7 @@ Ioffe 与 Szegedy 2015，https://arxiv.org/abs/1502.03167（归一化使训练�
 https://arxiv.org/abs/1803.08494（ImageNet 上的 ResNet-50，批大小 2：GroupNorm 的错误率低 10.6 个百分点）。
 
 ## 方法
-两种网络用 4 个 epoch 学习 1200 个 8 x 8 的手写数字，再回答由其他人书写的 597 个。在 ``convolution`` 中（16、32、32 个
+两种网络用 4 轮学习 1200 个 8 x 8 的手写数字，再回答由其他人书写的 597 个。在 ``convolution`` 中（16、32、32 个
 通道，位置 8 x 8、4 x 4、2 x 2），BatchNorm 用“批大小 * 位置数”个值估计每个通道；在 ``dense`` 中（两层，各 64）只有
 批大小那么多的值。n 个独立值得到的方差，其相对标准差为 sqrt(2 / (n - 1))：批大小为 2 时，``dense`` 为 1.41，
 ``convolution`` 为 0.13、0.25 和 0.53，而同一图像的各位置并不独立。
@@ -73,10 +73,10 @@ SGD，动量 0.9，学习率 0.05 * 批大小 / 32（与 Wu 和 He 的缩放相�
 在两种网络中，批大小 2 的 BatchNorm 都与 GroupNorm 或 LayerNorm 一样准确；训练模式下准确率不变。
 
 ## 开销
-全部：126 次试验，7 CPU 分钟。quick：1 CPU 分钟。
+完整集：126 次试验，7 CPU 分钟。快速集：1 CPU 分钟。
 
 ## 这里无法说明的
-ImageNet、深层网络、高分辨率检测，即 Wu 与 He 的表格。这些数字很容易，各网络的准确率彼此接近。epoch 数固定，大批量的
+ImageNet、深层网络、高分辨率检测，即 Wu 与 He 的表格。这些数字很容易，各网络的准确率彼此接近。轮数固定，大批量的
 步数很少（128 时为 36 步）：应在同一批大小下比较归一化，而不是比较同一归一化的不同批大小。只用一个学习率，而非每种
 归一化各自最好的学习率。
 """
@@ -164,16 +164,16 @@ def _falls_behind(rows: Rows) -> Judgement:
         small = _ahead(cells[rival, _SMALL], cells["batch", _SMALL])
         behind[network] = small and not _ahead(cells[rival, _USUAL], cells["batch", _USUAL])
         said.append((network, rival, *(fmean(cell) for cell in cells.values()), len(cells["batch", _SMALL])))
-    outcome = {2: Outcome.CONFIRMED, 1: Outcome.DEPENDS, 0: Outcome.REFUTED}[sum(behind.values())]
+    found = outcome(behind.values())
     english = "; ".join(f"{n}: BatchNorm {b2:.1%} at 2 and {b32:.1%} at 32, {r} {r2:.1%} and {r32:.1%}"
                         for n, r, b2, b32, r2, r32, _ in said)  # fmt: skip
     chinese = "；".join(f"{n}：BatchNorm 批大小 2 为 {b2:.1%}、32 为 {b32:.1%}，{r} 为 {r2:.1%} 与 {r32:.1%}"
                         for n, r, b2, b32, r2, r32, _ in said)  # fmt: skip
-    where = ", ".join(name for name, found in behind.items() if found) or both("neither", "均未")
+    where = ", ".join(name for name, is_behind in behind.items() if is_behind) or both("neither", "均未")
     seeds = said[0][-1]
-    if outcome is Outcome.DEPENDS:
+    if found is Outcome.DEPENDS:
         return Judgement(
-            outcome,
+            found,
             both(
                 f"it falls behind in {where} alone: what counts is the number of values behind a statistic, batch * "
                 f"positions, not the batch. {english} ({seeds} seeds)",
@@ -182,7 +182,7 @@ def _falls_behind(rows: Rows) -> Judgement:
             ),
         )
     return Judgement(
-        outcome, both(f"behind: {where}. {english} ({seeds} seeds)", f"落后：{where}。{chinese}（{seeds} 个种子）")
+        found, both(f"behind: {where}. {english} ({seeds} seeds)", f"落后：{where}。{chinese}（{seeds} 个种子）")
     )
 
 
@@ -209,18 +209,24 @@ def _forgotten(rows: Rows) -> Judgement:
         forgotten = [list(each) for each in zip(*of.values("accuracy_in_training_mode"), strict=True)]
         lost |= {(network, n): _ahead(proper, each) for n, each in zip(_ASKED_IN, forgotten, strict=True)}
         lost[network, 0] = _ahead(proper, of.values("accuracy_sorted"))
-        means = ", ".join(f"{n}: {fmean(each):.1%}" for n, each in zip(_ASKED_IN, forgotten, strict=True))
-        said.append((network, fmean(proper), means, of.mean("accuracy_sorted")))
-    outcome = Outcome.CONFIRMED if all(lost.values()) else Outcome.DEPENDS if any(lost.values()) else Outcome.REFUTED
+        few, all_at_once = (fmean(forgotten[place]) for place in (0, -1))
+        said.append((network, fmean(proper), few, all_at_once, of.mean("accuracy_sorted")))
+    found = outcome(lost.values())
     seeds = len(rows.where(network="dense", norm="batch", batch=_USUAL))
-    english = "; ".join(f"{n} {p:.1%} in eval mode, in training mode at {m}, sorted by class at 32: {s:.1%}"
-                        for n, p, m, s in said)  # fmt: skip
-    chinese = "；".join(f"{n} 评估模式 {p:.1%}，训练模式 {m}，按类别排序、批大小 32：{s:.1%}"
-                        for n, p, m, s in said)  # fmt: skip
-    if outcome is Outcome.DEPENDS:
+    english = "; ".join(
+        f"{n} {p:.1%} in eval mode, in training mode {few:.1%} in batches of {_ASKED_IN[0]}, {whole:.1%} of "
+        f"{_ASKED_IN[-1]} and {by_class:.1%} of {_USUAL} sorted by class"
+        for n, p, few, whole, by_class in said
+    )
+    chinese = "；".join(
+        f"{n} 评估模式 {p:.1%}，训练模式下批大小 {_ASKED_IN[0]} 为 {few:.1%}、{_ASKED_IN[-1]} 为 {whole:.1%}，"
+        f"按类别排序、批大小 {_USUAL} 为 {by_class:.1%}"
+        for n, p, few, whole, by_class in said
+    )
+    if found is Outcome.DEPENDS:
         english = f"it depends on what shares the evaluation batch, and on how much: {english}"
         chinese = f"取决于评估批里有什么、有多少：{chinese}"
-    return Judgement(outcome, both(f"{english} ({seeds} seeds)", f"{chinese}（{seeds} 个种子）"))
+    return Judgement(found, both(f"{english} ({seeds} seeds)", f"{chinese}（{seeds} 个种子）"))
 
 
 def _faster(rows: Rows) -> Judgement:
@@ -231,13 +237,12 @@ def _faster(rows: Rows) -> Judgement:
             with_it = _accuracies(rows, network, norm, _USUAL)
             found.append(_ahead(with_it, none))
             said.append(f"{network} {norm} {fmean(with_it):.1%} / {fmean(none):.1%}")
-    outcome = Outcome.CONFIRMED if all(found) else Outcome.DEPENDS if any(found) else Outcome.REFUTED
     figures, seeds = "; ".join(said), len(rows.where(network="dense", norm="none", batch=_USUAL))
     return Judgement(
-        outcome,
+        outcome(found),
         both(
             f"after {_EPOCHS} epochs at a batch of 32, with / without: {figures} ({seeds} seeds)",
-            f"{_EPOCHS} 个 epoch 之后，批大小 32，有 / 无归一化：{figures}（{seeds} 个种子）",
+            f"{_EPOCHS} 轮之后，批大小 32，有 / 无归一化：{figures}（{seeds} 个种子）",
         ),
     )
 
@@ -269,13 +274,12 @@ CLAIMS = (
 )
 
 
-def _note() -> str:
-    return both(
-        f"1200 digits, {_EPOCHS} epochs, SGD 0.9, rate {_RATE} * batch / 32, cosine; 597 digits by other hands. "
-        "Bands: smallest and largest of the seeds.",
-        f"1200 个数字，{_EPOCHS} 个 epoch，SGD 0.9，学习率 {_RATE} * 批大小 / 32，余弦；597 个由其他人书写的数字。"
-        "带：各种子的最小与最大。",
-    )
+_NOTE = both(
+    f"1200 digits, {_EPOCHS} epochs, SGD 0.9, rate {_RATE} * batch / 32, cosine; 597 digits by other hands. "
+    "Bands: smallest and largest of the seeds.",
+    f"1200 个数字，{_EPOCHS} 轮，SGD 0.9，学习率 {_RATE} * 批大小 / 32，余弦；597 个由其他人书写的数字。"
+    "带：各种子的最小与最大。",
+)
 
 
 def _by_batch(network: str) -> Any:
@@ -284,16 +288,14 @@ def _by_batch(network: str) -> Any:
         for norm in rows.where(network=network).distinct("norm"):
             of = rows.where(network=network, norm=norm)
             cells = [(batch, of.where(batch=batch)) for batch in sorted(of.distinct("batch"))]
-            low, high = zip(*(cell.spread("accuracy") for _, cell in cells), strict=True)
-            means = tuple(cell.mean("accuracy") for _, cell in cells)
-            lines.append(Line(name=norm, x=tuple(batch for batch, _ in cells), y=means, low=low, high=high))
+            lines.append(across(norm, cells, "accuracy"))
         return Chart(
             title=both(f"Accuracy by batch: {network}", f"各批大小的准确率：{network}"),
             x_label=both("batch in training", "训练的批大小"),
             y_label=both("accuracy on the test digits", "测试数字上的准确率"),
             lines=tuple(lines),
             log_x=True,
-            note=_note(),
+            note=_NOTE,
         )
 
     return chart
@@ -303,18 +305,16 @@ def _training_mode(rows: Rows) -> Chart:
     lines = []
     for network in rows.where(norm="batch").distinct("network"):
         of = rows.where(network=network, norm="batch", batch=_USUAL)
-        mean, low, high = of.curve("accuracy_in_training_mode")
-        x = tuple(float(n) for n in _ASKED_IN)
-        lines.append(Line(name=network, x=x, y=tuple(mean), low=tuple(low), high=tuple(high)))
+        line = along(network, _ASKED_IN, of, "accuracy_in_training_mode")
         name = both(f"{network}, eval mode", f"{network}，评估模式")
-        lines.append(Line(name=name, x=(x[0], x[-1]), y=(of.mean("accuracy"),) * 2))
+        lines += [line, Line(name=name, x=(line.x[0], line.x[-1]), y=(of.mean("accuracy"),) * 2)]
     return Chart(
         title=both("BatchNorm left in training mode", "停留在训练模式的 BatchNorm"),
         x_label=both("batch in evaluation, mixed order", "评估的批大小，打乱次序"),
         y_label=both("accuracy on the test digits", "测试数字上的准确率"),
         lines=tuple(lines),
         log_x=True,
-        note=_note(),
+        note=_NOTE,
     )
 
 
@@ -348,7 +348,7 @@ def _table(rows: Rows) -> Table:
             )
             for network, norm, batch, cell in cells
         ),
-        note=_note(),
+        note=_NOTE,
     )
 
 

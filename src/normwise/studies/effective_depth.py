@@ -46,8 +46,11 @@ import torch
 from normwise.rendering import Text, both
 from normwise.rendering.plots import Chart, Line
 from normwise.studies._corpus import corpus
+from normwise.studies._curves import along
 from normwise.studies._depth import costs_of_dropping, influence, path_angle
 from normwise.studies._model import LENGTH, conditions, language_model
+from normwise.studies._outcomes import not_shown, outcome
+from normwise.studies._seeds import mean, order, spelled
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
 from normwise.studies._training import train, unigram_loss
 from normwise.theory import predict
@@ -55,7 +58,7 @@ from normwise.theory import predict
 ZH = """有效深度：训练前后每一层做了多少
 
 ## 主张
-Pre-Norm 的深层作用很小：残差流已经变大，它们几乎不能使其转向。Post-Norm 用上了自己的深度。LayerNorm scaling 把第 l 层
+Pre-Norm 的深层作用很小：残差流已经变大，它们几乎不能使其转向。Post-Norm 用上了自己的深度。LayerNorm 缩放把第 l 层
 的输入除以 sqrt(l)，能治好 Pre-Norm。
 
 ## 出处
@@ -64,8 +67,8 @@ Gromov 等 2024，https://arxiv.org/abs/2403.17887，与 Men 等 2024，https://
 https://arxiv.org/abs/2502.05795：提出该缩放。
 
 ## 方法
-12 层、64 个特征的解码器，LayerNorm，Xavier 初始化，五种位置，读标准库源码的字节：600 步，每步 8 个 64 字节的窗口，
-100 步 warm-up 之后 AdamW 学习率 1e-3。训练前后，在没有训练过的窗口上：
+12 层、64 个特征的解码器，LayerNorm，Xavier 初始化，五种放置方式，读标准库源码的字节：600 步，每步 8 个 64 字节的窗口，
+100 步预热之后 AdamW 学习率 1e-3。训练前后，在没有训练过的窗口上：
 
 - 第 l 层的块影响力，对词元平均的 1 - E cos(x_l, x_{l+1})（Men 等）；
 - 路径角，各层 arccos(1 - 影响力) / pi 之和：残差流总共转了多少；
@@ -148,7 +151,7 @@ def measure(params: Params) -> dict[str, Any]:
 
 _CONDITIONS = both(
     f"{_DEPTH} layers, {conditions()}, AdamW at {_RATE:g} after {_WARM_UP} steps of warm-up, {_BATCH} x {LENGTH} bytes",
-    f"{_DEPTH} 层，{conditions().zh}，{_WARM_UP} 步 warm-up 后 AdamW 学习率 {_RATE:g}，{_BATCH} x {LENGTH} 字节",
+    f"{_DEPTH} 层，{conditions().zh}，{_WARM_UP} 步预热后 AdamW 学习率 {_RATE:g}，{_BATCH} x {LENGTH} 字节",
 )
 
 
@@ -170,11 +173,6 @@ def _thirds(some: Rows, metric: str) -> list[list[float]]:
     return [list(third) for third in zip(*shares, strict=True)]
 
 
-def _range(some: list[float]) -> str:
-    mean = f"{sum(some) / len(some):.0%}"
-    return mean if len(some) < 2 else f"{mean} ({min(some):.0%} to {max(some):.0%})"
-
-
 def _untrained(some: Rows) -> Judgement | None:
     """Return that nothing is found out where the model has learned no context."""
     if some.mean("validation") < some.mean("unigram") - _STUCK:
@@ -184,7 +182,7 @@ def _untrained(some: Rows) -> Judgement | None:
         Outcome.OPEN,
         both(
             f"the model did not learn: validation loss {loss:.3f}, unigram loss {entropy:.3f}",
-            f"模型没有学会：验证损失 {loss:.3f}，单元损失 {entropy:.3f}",
+            f"模型没有学会：验证损失 {loss:.3f}，一元模型的损失 {entropy:.3f}",
         ),
     )
 
@@ -197,11 +195,12 @@ def _depends(says: Text) -> Judgement:
 def _judge_pre(rows: Rows) -> Judgement:
     some = _longest(rows).where(placement="pre")
     turned, cost = _thirds(some, "influence_end")[-1], _thirds(some, "cost")[-1]
+    shares = [spelled(each, ".0%") for each in (turned, cost)]
     says = both(
-        f"the last third of the layers has {_range(turned)} of the block influence and {_range(cost)} of the cost of "
-        f"dropping layers ({len(some)} seeds; little is less than {_LITTLE:.0%})",
-        f"最后三分之一的层占块影响力的 {_range(turned)}，占去掉层的代价的 {_range(cost)}（{len(some)} 个种子；少于 "
-        f"{_LITTLE:.0%} 为很小）",
+        f"the last third of the layers has {shares[0]} of the block influence and {shares[1]} of the cost of dropping "
+        f"layers ({len(some)} seeds; little is less than {_LITTLE:.0%})",
+        f"最后三分之一的层占块影响力的 {shares[0]}，占去掉层的代价的 {shares[1]}（{len(some)} 个种子；"
+        f"少于 {_LITTLE:.0%} 为很小）",
     )
     return _untrained(some) or _little([turned, cost], says)
 
@@ -218,7 +217,7 @@ def _little(shares: list[list[float]], says: Text) -> Judgement:
 def _judge_post(rows: Rows) -> Judgement:
     some = _longest(rows).where(placement="post")
     turned, cost = _thirds(some, "influence_end"), _thirds(some, "cost")
-    told = [", ".join(_range(third) for third in each) for each in (turned, cost)]
+    told = [", ".join(spelled(third, ".0%") for third in each) for each in (turned, cost)]
     says = both(
         f"first, middle and last third: {told[0]} of the block influence, {told[1]} of the cost of dropping layers "
         f"({len(some)} seeds)",
@@ -241,10 +240,10 @@ def _judge_scaling(rows: Rows) -> Judgement:
         ("cost", "cost of dropping one", "去掉一层的代价"),
     ):
         plain, ours = (_deep(some, metric) for some in (pre, scaled))
-        told.append(f"{en} {_mean(ours):.4f} with scaling, {_mean(plain):.4f} without")
-        zh.append(f"{chinese}：有缩放 {_mean(ours):.4f}，无 {_mean(plain):.4f}")
-        wins.append(1 if min(ours) > max(plain) else -1 if max(ours) < min(plain) else 0)
-    start = [_mean(_deep(some, "influence_start")) for some in (scaled, pre)]
+        told.append(f"{en} {mean(ours):.4f} with scaling, {mean(plain):.4f} without")
+        zh.append(f"{chinese}：有缩放 {mean(ours):.4f}，无 {mean(plain):.4f}")
+        wins.append(order(ours, plain))
+    start = [mean(_deep(some, "influence_start")) for some in (scaled, pre)]
     says = both(
         f"mean of the last third after training: {'; '.join(told)}; block influence at the start {start[0]:.4f} with "
         f"scaling, {start[1]:.4f} without",
@@ -252,25 +251,17 @@ def _judge_scaling(rows: Rows) -> Judgement:
     )
     if found := _untrained(pre) or _untrained(scaled):
         return found
-    if len(pre) < 2 or len(scaled) < 2:
-        return Judgement(Outcome.OPEN, both(f"one seed has no spread: {says}", f"一个种子没有散布：{says.zh}"))
+    if min(len(pre), len(scaled)) < 2:
+        return not_shown(says, seeds=1)
     if set(wins) == {1}:
         return Judgement(Outcome.CONFIRMED, says)
     if 1 in wins:
         return Judgement(Outcome.DEPENDS, both(f"depends on what is measured: {says}", f"取决于测量什么：{says.zh}"))
-    if -1 in wins:
-        return Judgement(Outcome.REFUTED, says)
-    return Judgement(
-        Outcome.OPEN, both(f"not shown, within the spread over seeds: {says}", f"未能说明，在种子的散布之内：{says.zh}")
-    )
+    return Judgement(Outcome.REFUTED, says) if -1 in wins else not_shown(says, seeds=len(pre))
 
 
 def _deep(some: Rows, metric: str) -> list[float]:  # mean over the last third of the layers, by seed
-    return [_mean(each[-(len(each) // 3) :]) for each in some.values(metric)]
-
-
-def _mean(some: list[float]) -> float:
-    return sum(some) / len(some)
+    return [mean(each[-(len(each) // 3) :]) for each in some.values(metric)]
 
 
 def _judge_theory(rows: Rows) -> Judgement:
@@ -278,18 +269,16 @@ def _judge_theory(rows: Rows) -> Judgement:
     for placement in _longest(rows).distinct("placement"):
         some = _longest(rows).where(placement=placement)
         pairs = zip(some.curve("influence_start")[0], some.curve("influence_theory")[0], strict=True)
-        off[placement] = _mean([abs(found / expected - 1) for found, expected in pairs])
+        off[placement] = mean([abs(found / expected - 1) for found, expected in pairs])
     told = ", ".join(f"{placement} {error:.0%}" for placement, error in off.items())
     says = both(
         f"block influence at the start is off by (mean over layers): {told}; {_THEORY_ERROR:.0%} is claimed",
         f"初始时块影响力的偏差（各层平均）：{told}；声称 {_THEORY_ERROR:.0%}",
     )
-    within = [error <= _THEORY_ERROR for error in off.values()]
-    if all(within):
-        return Judgement(Outcome.CONFIRMED, says)
-    if not any(within):
-        return Judgement(Outcome.REFUTED, says)
-    return Judgement(Outcome.DEPENDS, both(f"depends on the placement: {says}", f"取决于位置：{says.zh}"))
+    found = outcome(error <= _THEORY_ERROR for error in off.values())
+    if found is Outcome.DEPENDS:
+        says = both(f"depends on the placement: {says}", f"取决于放置方式：{says.zh}")
+    return Judgement(found, says)
 
 
 CLAIMS = (
@@ -304,7 +293,7 @@ CLAIMS = (
         judge=_judge_post,
     ),
     Claim(
-        text=both("LayerNorm scaling makes deep layers do more", "LayerNorm scaling 使深层作用更大"),
+        text=both("LayerNorm scaling makes deep layers do more", "LayerNorm 缩放使深层作用更大"),
         source="Sun et al. 2025, https://arxiv.org/abs/2502.05795",
         judge=_judge_scaling,
     ),
@@ -319,32 +308,44 @@ CLAIMS = (
 )
 
 
-def _table(rows: Rows) -> Table:
-    found = []
+def _turns(rows: Rows) -> Table:
     longest = _longest(rows)
-    for placement in longest.distinct("placement"):
-        some = longest.where(placement=placement)
-        shares = [_mean(third) for metric in ("influence_end", "cost") for third in _thirds(some, metric)]
-        angles = (some.mean(f"angle_{name}") for name in ("theory", "start", "end"))
-        found.append((placement, some.mean("validation"), *angles, *shares))
-    parts = (both("first", "前"), both("middle", "中"), both("last", "后"))
     return Table(
-        title=both("How far the stream turns, and which layers matter", "残差流转了多少，哪些层重要"),
+        title=both("How far the stream turns", "残差流转了多少"),
         columns=(
-            both("placement", "位置"),
-            both("validation loss, nats", "验证损失（奈特）"),
+            both("placement", "放置方式"),
+            both("validation loss, nats", "验证损失，奈特"),
             both("path angle / pi, theory", "路径角 / pi，理论"),
             both("at the start", "初始"),
             both("trained", "训练后"),
-            *(both(f"influence, {part} third", f"影响力，{part.zh}三分之一") for part in parts),
-            *(both(f"cost of dropping, {part} third", f"去掉的代价，{part.zh}三分之一") for part in parts),
         ),
-        rows=tuple(found),
+        rows=tuple(
+            (placement, *(some.mean(name) for name in ("validation", "angle_theory", "angle_start", "angle_end")))
+            for (placement,), some in longest.groups("placement")
+        ),
         note=both(
-            f"{_CONDITIONS}, {_steps(rows)} steps; means over seeds; shares of the sum over layers, after training; "
-            f"unigram loss {longest.mean('unigram'):.3f} nats.",
-            f"{_CONDITIONS.zh}，{_steps(rows)} 步；种子平均；占各层总和的比例，训练后；单元损失 "
-            f"{longest.mean('unigram'):.3f} 奈特。",
+            f"{_CONDITIONS}, {_steps(rows)} steps; means over seeds; unigram loss {longest.mean('unigram'):.3f} nats.",
+            f"{_CONDITIONS.zh}，{_steps(rows)} 步；种子平均；一元模型的损失为 {longest.mean('unigram'):.3f} 奈特。",
+        ),
+    )
+
+
+def _shares(rows: Rows) -> Table:
+    parts = (both("first", "前"), both("middle", "中"), both("last", "后"))
+    return Table(
+        title=both("Which thirds of the layers matter, after training", "训练后，哪三分之一的层重要"),
+        columns=(
+            both("placement", "放置方式"),
+            *(both(f"influence, {part}", f"影响力，{part.zh}") for part in parts),
+            *(both(f"cost of dropping, {part}", f"去掉的代价，{part.zh}") for part in parts),
+        ),
+        rows=tuple(
+            (placement, *(mean(third) for metric in ("influence_end", "cost") for third in _thirds(some, metric)))
+            for (placement,), some in _longest(rows).groups("placement")
+        ),
+        note=both(
+            f"{_CONDITIONS}, {_steps(rows)} steps; means over seeds; shares of the sum over layers.",
+            f"{_CONDITIONS.zh}，{_steps(rows)} 步；种子平均；占各层总和的比例。",
         ),
     )
 
@@ -375,12 +376,8 @@ def _dropped(rows: Rows) -> Chart:
 
 
 def _lines(rows: Rows, metric: str) -> list[Line]:
-    found = []
-    for placement in _longest(rows).distinct("placement"):
-        mean, low, high = _longest(rows).where(placement=placement).curve(metric)
-        x = tuple(float(layer + 1) for layer in range(len(mean)))
-        found.append(Line(name=placement, x=x, y=tuple(mean), low=tuple(low), high=tuple(high)))
-    return found
+    groups = _longest(rows).groups("placement")
+    return [along(name, range(1, len(some.curve(metric)[0]) + 1), some, metric) for (name,), some in groups]
 
 
 def _by_layer(rows: Rows, title: str, y_label: str, lines: list[Line], *, log_y: bool = False) -> Chart:
@@ -396,4 +393,4 @@ def _by_layer(rows: Rows, title: str, y_label: str, lines: list[Line], *, log_y:
     )
 
 
-FIGURES = (_table, _start, _end, _dropped)
+FIGURES = (_turns, _shares, _start, _end, _dropped)

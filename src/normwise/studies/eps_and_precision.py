@@ -39,9 +39,9 @@ from torch import nn
 from normwise.layers import LayerNorm, RMSNorm
 from normwise.rendering import both
 from normwise.rendering.plots import Chart, Line
+from normwise.studies._curves import across
+from normwise.studies._outcomes import outcome
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
-
-__all__ = ["CLAIMS", "DATA", "FIGURES", "SEEDS", "VERSION", "ZH", "measure", "seconds", "trials"]
 
 ZH = """eps 与半精度对归一化的影响
 
@@ -57,14 +57,14 @@ https://doi.org/10.1080/00031305.1983.10483115（一遍计算方差）；``torch
 ## 方法
 没有训练：64 个 512 维随机向量的归一化，与 float64 对照。eps 在根号内时输出的 RMS 为 sigma / sqrt(sigma^2 + eps)，
 在根号外为 sigma / (sigma + eps)。float32 的一遍方差约损失 2^-24 (mean / sigma)^2。LayerNorm 在常向量处的雅可比范数为
-1 / sqrt(eps)。“naive”指每一步运算都用半精度。``RMSNorm(eps=None)`` 的 eps 由 bfloat16 向量的输出反推。
+1 / sqrt(eps)。误差的对照是每一步运算都用半精度的公式。``RMSNorm(eps=None)`` 的 eps 由 bfloat16 向量的输出反推。
 
 ## 什么会推翻它
 sigma 远大于 sqrt(eps) 时 RMS 仍然不同；float16 中 256 以上的平方仍有限；mean / sigma 为 10000 时一遍方差仍正确；
 增益的结果逐位相同。
 
 ## 开销
-全部：69 次试验，4 CPU 秒。quick：2 CPU 秒。
+完整集：69 次试验，4 CPU 秒。快速集：2 CPU 秒。
 
 ## 这里无法说明的
 这些误差对长时间训练的影响；其他设备的归约与快速数学；float8。
@@ -209,13 +209,15 @@ def _place(rows: Rows) -> Judgement:
     cells = [(sigma, rows.where(part="sigma", sigma=sigma)) for sigma in _SIGMAS]
     found = [(sigma, cell.mean("inside"), cell.mean("outside")) for sigma, cell in cells]
     differs = [abs(inside - outside) > _DIFFERENCE for _, inside, outside in found]
-    outcome = Outcome.REFUTED if all(differs) else Outcome.DEPENDS if any(differs) else Outcome.CONFIRMED
-    said = ", ".join(f"{sigma:g}: {inside:.3g} / {outside:.3g}" for sigma, inside, outside in found)
+    said = [f"{inside:.3g} / {outside:.3g}" for _, inside, outside in found]
+    first = differs.index(True) if any(differs) else -1
     return Judgement(
-        outcome,
+        outcome(not each for each in differs),
         both(
-            f"it counts where sigma comes near sqrt(eps) = {sqrt(_EPS):.1e}: RMS with eps inside / outside {said}",
-            f"当 sigma 接近 sqrt(eps) = {sqrt(_EPS):.1e} 时才有影响：eps 在根号内 / 外的 RMS {said}",
+            f"RMS with eps inside / outside: {said[0]} at sigma {_SIGMAS[0]:g}, {said[first]} at {_SIGMAS[first]:g}, "
+            f"{said[-1]} at {_SIGMAS[-1]:g}; it counts from where sigma comes near sqrt(eps) = {sqrt(_EPS):.1e}",
+            f"eps 在根号内 / 外的 RMS：sigma 为 {_SIGMAS[0]:g} 时 {said[0]}，{_SIGMAS[first]:g} 时 {said[first]}，"
+            f"{_SIGMAS[-1]:g} 时 {said[-1]}；当 sigma 接近 sqrt(eps) = {sqrt(_EPS):.1e} 时才有影响",
         ),
     )
 
@@ -223,10 +225,9 @@ def _place(rows: Rows) -> Judgement:
 def _too_small(rows: Rows) -> Judgement:
     of = rows.where(part="eps", eps=1e-8)
     half, single = (any(map(isnan, of.values(name))) for name in ("naive_float16", "naive_float32"))
-    outcome = Outcome.CONFIRMED if half and single else Outcome.DEPENDS if half or single else Outcome.REFUTED
     bound = of.mean("jacobian")
     return Judgement(
-        outcome,
+        outcome((half, single)),
         both(
             f"1e-8 is {of.mean('in_float16'):g} in float16, where a vector of zeros gives {_nan(half)}; in float32 "
             f"it gives {_nan(single)}. The Jacobian reaches {bound:.4g} (1 / sqrt(eps) = 1e4)",
@@ -244,15 +245,19 @@ def _single(rows: Rows) -> Judgement:
     cells = [(size, rows.where(part="magnitude", magnitude=size)) for size in _MAGNITUDES]
     large = [cell.mean("finite_squares") == 0 for size, cell in cells if size > _LARGEST_SQUARED]
     small = [cell.mean("finite_squares") == 1 for size, cell in cells if size <= _LARGEST_SQUARED]
-    outcome = Outcome.CONFIRMED if all(large) and all(small) else Outcome.DEPENDS if any(large) else Outcome.REFUTED
-    said = ", ".join(f"{s:g}: {c.mean('naive_error'):.1e} / {c.mean('error'):.1e}" for s, c in cells)
+    found = Outcome.CONFIRMED if all(large) and all(small) else Outcome.DEPENDS if any(large) else Outcome.REFUTED
+    size, cell = max((each for each in cells if each[0] <= _LARGEST_SQUARED), key=lambda each: each[0])
+    above, beyond = min((each for each in cells if each[0] > _LARGEST_SQUARED), key=lambda each: each[0])
+    naive, ours = ([each.mean(name) for each in (cell, beyond)] for name in ("naive_error", "error"))
     return Judgement(
-        outcome,
+        found,
         both(
-            f"float16 squares overflow above {_LARGEST_SQUARED:.1f}; error of every operation in float16 / of "
-            f"statistics in float32, by the largest element: {said}",
-            f"float16 的平方在 {_LARGEST_SQUARED:.1f} 以上溢出；"
-            f"全部用 float16 / 统计量用 float32 的误差，按最大元素：{said}",
+            f"float16 squares overflow above {_LARGEST_SQUARED:.1f}: with a largest element of {size:g} and {above:g} "
+            f"the error is {naive[0]:.1e} and {naive[1]:.1e} in float16, {ours[0]:.1e} and {ours[1]:.1e} with "
+            "statistics in float32",
+            f"float16 的平方在 {_LARGEST_SQUARED:.1f} 以上溢出：最大元素为 {size:g} 与 {above:g} 时，"
+            f"全部用 float16 的误差为 {naive[0]:.1e} 与 {naive[1]:.1e}，"
+            f"统计量用 float32 时为 {ours[0]:.1e} 与 {ours[1]:.1e}",
         ),
     )
 
@@ -260,13 +265,16 @@ def _single(rows: Rows) -> Judgement:
 def _one_pass(rows: Rows) -> Judgement:
     cells = [(ratio, rows.where(part="ratio", ratio=ratio)) for ratio in _RATIOS]
     bad = [cell.mean("one_pass") > _DIFFERENCE for _, cell in cells]
-    outcome = Outcome.REFUTED if all(bad) else Outcome.DEPENDS if any(bad) else Outcome.CONFIRMED
-    said = ", ".join(f"{ratio:g}: {cell.mean('one_pass'):.1e} / {cell.mean('two_pass'):.1e}" for ratio, cell in cells)
+    first = bad.index(True) if any(bad) else -1
+    said = [f"{cell.mean('one_pass'):.1e}" for _, cell in cells]
+    two = max(cell.mean("two_pass") for _, cell in cells)
     return Judgement(
-        outcome,
+        outcome(not each for each in bad),
         both(
-            f"by mean / sigma, relative error of the variance in one pass / in two: {said}",
-            f"按 mean / sigma，一遍 / 两遍计算的方差的相对误差：{said}",
+            f"relative error of the variance in one pass: {said[0]} at mean / sigma = {_RATIOS[0]:g}, {said[first]} at "
+            f"{_RATIOS[first]:g}; in two passes at most {two:.1e}",
+            f"一遍计算的方差的相对误差：mean / sigma 为 {_RATIOS[0]:g} 时 {said[0]}，"
+            f"{_RATIOS[first]:g} 时 {said[first]}；两遍计算至多 {two:.1e}",
         ),
     )
 
@@ -287,13 +295,9 @@ def _gain(rows: Rows) -> Judgement:
 def _docs(rows: Rows) -> Judgement:
     found = rows.where(part="default", dtype="bfloat16").mean("torch")
     by_input, by_single = torch.finfo(torch.bfloat16).eps, torch.finfo(torch.float32).eps
-    outcome = Outcome.OPEN
-    if abs(found / by_input - 1) < 0.1:
-        outcome = Outcome.CONFIRMED
-    elif abs(found / by_single - 1) < 0.1:
-        outcome = Outcome.REFUTED
+    near = [abs(found / eps - 1) < 0.1 for eps in (by_input, by_single)]
     return Judgement(
-        outcome,
+        Outcome.CONFIRMED if near[0] else Outcome.REFUTED if near[1] else Outcome.OPEN,
         both(
             f"bfloat16 inputs: {found:.2e}; float32's is {by_single:.2e}, bfloat16's {by_input:.1e} "
             "(torch of this run)",
@@ -335,9 +339,7 @@ CLAIMS = (
 
 def _lines(rows: Rows, part: str, parameter: str, metric: str, name: str) -> Line:
     x = rows.where(part=part).distinct(parameter)
-    cells = [rows.where(**{"part": part, parameter: value}) for value in x]
-    low, high = zip(*(cell.spread(metric) for cell in cells), strict=True)
-    return Line(name=name, x=x, y=tuple(cell.mean(metric) for cell in cells), low=low, high=high)
+    return across(name, [(value, rows.where(**{"part": part, parameter: value})) for value in x], metric)
 
 
 def _sigma_chart(rows: Rows) -> Chart:

@@ -40,7 +40,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
 from normwise.functional.hidden import RMS
@@ -49,9 +48,12 @@ from normwise.models import Decoder
 from normwise.rendering import both
 from normwise.rendering.plots import Chart, Line
 from normwise.studies._corpus import VOCABULARY, corpus
+from normwise.studies._curves import across
+from normwise.studies._outcomes import not_shown
+from normwise.studies._seeds import mean, order, spelled
 from normwise.studies._storage import adam_bound, stored_training
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
-from normwise.studies._training import validation_loss
+from normwise.studies._training import next_byte_loss, validation_loss
 
 ZH = """被 bfloat16 冻结在 1 的增益，与单位偏移
 
@@ -67,7 +69,7 @@ https://arxiv.org/abs/2403.08295：增益存为 1 + w。
 
 ## 方法
 带 RMSNorm 的 Pre-Norm 解码器（2 层、64 个特征、320 个增益）读标准库源码的字节：200 步，每步 8 个 64 字节的窗口，Adam
-(0.9, 0.98)，无 warm-up。所有参数以 bfloat16 存储，每步之后舍入到最近的数，或按比例随机舍入；或在旁边保留一份
+(0.9, 0.98)，无预热。所有参数以 bfloat16 存储，每步之后舍入到最近的数，或按比例随机舍入；或在旁边保留一份
 float32。统计每一步之后都是 1.0 的增益。矩阵以同样方式存储，因此普通增益与带偏移的增益别无不同。
 
 闭式：无论梯度如何，由 Cauchy-Schwarz 不等式，Adam 的一次更新不超过学习率的 B 倍，B^2 = max_t (1-a)^2 / (1-b) *
@@ -75,8 +77,9 @@ float32。统计每一步之后都是 1.0 的增益。矩阵以同样方式存�
 动。第一次更新恰为学习率：超过 2^-9，向下的增益立刻移动；超过 2^-8，全部移动。两者之间取决于梯度有多稳定。
 
 ## 什么会推翻它
-在 2^-9 / B 之下有增益移动；带偏移的增益不动；主权重或随机舍入不能让它们移动。关于衰减：普通增益不按(1 - 学习率 * 衰减
-)^步数 变化，或带偏移的增益因衰减而离开 1。
+在 2^-9 / B 之下有增益移动；带偏移的增益不动；主权重或随机舍入不能让它们移动。关于衰减：
+普通增益不按 (1 - 学习率 * 衰减)^步数
+变化，或带偏移的增益因衰减而离开 1。
 
 ## 开销
 3 个种子 6 CPU 分钟；快速集 1 分钟。
@@ -140,7 +143,7 @@ def measure(params: Params) -> dict[str, Any]:
     windows = torch.Generator().manual_seed(params["seed"])
     for step in range(steps):
         ids = text.batch(_BATCH, _LENGTH, windows)
-        loss = functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        loss = next_byte_loss(model, ids)
         model.zero_grad(set_to_none=True)
         loss.backward()
         largest = max(largest, next(updates))
@@ -163,8 +166,7 @@ _CONDITIONS = both(
     f"Pre-Norm decoder with RMSNorm, {_LAYERS} layers, {_WIDTH} features, {_BATCH} x {_LENGTH} bytes, {_STEPS} steps, "
     "Adam (0.9, 0.98), no warm-up; parameters stored in bfloat16",
     f"带 RMSNorm 的 Pre-Norm 解码器，{_LAYERS} 层、{_WIDTH} 个特征、{_BATCH} x {_LENGTH} 字节、{_STEPS} 步，Adam "
-    f"(0.9, 0.98)，"
-    "无 warm-up；参数以 bfloat16 存储",
+    "(0.9, 0.98)，无预热；参数以 bfloat16 存储",
 )
 
 
@@ -200,7 +202,7 @@ def _judge_offset(rows: Rows) -> Judgement:
     plain = _plain(rows, rate=min(offset.distinct("rate"))).mean("never_moved")
     says = both(
         f"with unit offset at most {worst:.1%} of the gains never moved at any rate; plain gains {plain:.0%} at the "
-        f"lowest",
+        "lowest",
         f"带单位偏移时，任何学习率下从未移动的增益至多 {worst:.1%}；普通增益在最低学习率下为 {plain:.0%}",
     )
     return Judgement(Outcome.CONFIRMED if worst <= _FREE < plain else Outcome.REFUTED, says)
@@ -213,8 +215,7 @@ def _judge_cures(rows: Rows) -> Judgement:
     }
     says = both(
         f"never moved, at most: {left['master']:.1%} with float32 master weights, {left['stochastic']:.1%} with "
-        f"stochastic "
-        "rounding",
+        "stochastic rounding",
         f"从未移动的至多：float32 主权重 {left['master']:.1%}，随机舍入 {left['stochastic']:.1%}",
     )
     free = [storage for storage, share in left.items() if share <= _FREE]
@@ -228,25 +229,16 @@ def _judge_loss(rows: Rows) -> Judgement:
     rate = max(found) if found else 1e-3
     frozen = _plain(rows, rate=rate)
     free = rows.where(storage="nearest", offset=True, decay=0.0, rate=rate)
-    low, high = frozen.spread("validation"), free.spread("validation")
-    gap = frozen.mean("validation") - free.mean("validation")
+    losses = [each.values("validation") for each in (frozen, free)]
+    said, gap = [spelled(each, ".3f") for each in losses], mean(losses[0]) - mean(losses[1])
     says = both(
-        f"at {rate:g}, validation loss {frozen.mean('validation'):.3f} ({low[0]:.3f} to {low[1]:.3f}) with frozen "
-        f"gains, "
-        f"{free.mean('validation'):.3f} ({high[0]:.3f} to {high[1]:.3f}) with gains that move: {gap:+.4f} nats",
-        f"学习率 {rate:g}，冻结的增益验证损失 {frozen.mean('validation'):.3f}（{low[0]:.3f} 至 {low[1]:.3f}），会动的"
-        f"增益 "
-        f"{free.mean('validation'):.3f}（{high[0]:.3f} 至 {high[1]:.3f}）：{gap:+.4f} 奈特",
+        f"at {rate:g}, validation loss {said[0]} with frozen gains and {said[1]} with gains that move: {gap:+.3f} nats",
+        f"学习率 {rate:g}，冻结的增益验证损失 {said[0]}，会动的增益 {said[1]}：{gap:+.3f} 奈特",
     )
-    if len(frozen) < 2 or len(free) < 2:
-        return Judgement(Outcome.OPEN, both(f"not shown, one seed: {says}", f"未能说明，只有一个种子：{says.zh}"))
-    if low[0] > high[1]:
-        return Judgement(Outcome.CONFIRMED, says)
-    if low[1] < high[0]:
-        return Judgement(Outcome.REFUTED, says)
-    return Judgement(
-        Outcome.OPEN, both(f"not shown, within the spread over seeds: {says}", f"未能说明，在种子的散布之内：{says.zh}")
-    )
+    found = order(*losses)
+    if min(map(len, losses)) < 2 or not found:
+        return not_shown(says, seeds=min(map(len, losses)))
+    return Judgement(Outcome.CONFIRMED if found > 0 else Outcome.REFUTED, says)
 
 
 def _judge_decay(rows: Rows) -> Judgement:
@@ -257,10 +249,9 @@ def _judge_decay(rows: Rows) -> Judgement:
     alone = (1 - _DECAYED_RATE * _DECAY) ** _STEPS
     says = both(
         f"mean gain {without:.3f} without decay; with it {plain:.3f} for plain gains and {offset:.3f} with an offset "
-        f"(decay "
-        f"alone: {alone:.3f} and 1)",
-        f"无衰减时增益平均 {without:.3f}；有衰减时普通增益 {plain:.3f}，带偏移 {offset:.3f}（只有衰减：{alone:.3f} 与"
-        f" 1）",
+        f"(decay alone: {alone:.3f} and 1)",
+        f"无衰减时增益平均 {without:.3f}；有衰减时普通增益 {plain:.3f}，带偏移 {offset:.3f}（只有衰减："
+        f"{alone:.3f} 与 1）",
     )
     falls = without - plain > _HALVES * (1 - alone)
     stays = abs(offset - 1) < min(abs(plain - 1), _HALVES * (1 - alone))
@@ -302,23 +293,7 @@ CLAIMS = (
 
 
 def _table(rows: Rows) -> Table:
-    found = []
-    for params in trials(quick=False):
-        if rows.has(**params):
-            some = rows.where(**params)
-            found.append(
-                (
-                    _storage(params),
-                    params["rate"],
-                    params["decay"],
-                    some.mean("never_moved"),
-                    some.mean("moved_at_once"),
-                    some.mean("mean_gain"),
-                    some.mean("distance"),
-                    some.mean("validation"),
-                    some.spread("validation")[1] - some.spread("validation")[0],
-                )
-            )
+    names = ("never_moved", "moved_at_once", "mean_gain", "distance")
     return Table(
         title=both("What became of the gains", "增益变成了什么"),
         columns=(
@@ -326,29 +301,36 @@ def _table(rows: Rows) -> Table:
             both("rate", "学习率"),
             both("decay", "衰减"),
             both("never moved", "从未移动"),
-            both("moved at the first step", "第一步就移动"),
+            both("moved at once", "立刻移动"),
             both("mean gain", "增益平均"),
             both("mean |gain - 1|", "平均 |增益 - 1|"),
-            both("validation loss, nats", "验证损失（奈特）"),
-            both("spread over seeds", "种子间散布"),
+            both("validation loss, nats", "验证损失，奈特"),
         ),
-        rows=tuple(found),
+        rows=tuple(
+            (
+                _storage(params),
+                params["rate"],
+                params["decay"],
+                *(rows.where(**params).mean(name) for name in names),
+                rows.where(**params).said("validation", ".2f"),
+            )
+            for params in trials(quick=False)
+            if rows.has(**params)
+        ),
         note=both(
-            f"{_CONDITIONS}. Largest update of a gain here: {rows.spread('largest_update')[1]:.2f} rates (with decay,"
-            f" its "
-            f"share is in it); Adam's can be {_BOUND:.2f}.",
-            f"{_CONDITIONS.zh}。这里增益最大的一次更新：{rows.spread('largest_update')[1]:.2f} 倍学习率（含衰减部"
-            f"分）；"
-            f"Adam 的可达 {_BOUND:.2f} 倍。",
+            f"{_CONDITIONS}. Moved at once: in the first step. Largest update of a gain: "
+            f"{rows.spread('largest_update')[1]:.2f} rates (with decay, its share too); Adam's can be {_BOUND:.2f}.",
+            f"{_CONDITIONS.zh}。立刻：第一步。增益最大的一次更新：{rows.spread('largest_update')[1]:.2f} 倍学习率"
+            f"（含衰减部分）；Adam 的可达 {_BOUND:.2f} 倍。",
         ),
     )
 
 
 def _storage(params: Params) -> str:
     kinds = {
-        "nearest": both("bfloat16", "bfloat16"),
-        "master": both("bfloat16, float32 master", "bfloat16，float32 主权重"),
-        "stochastic": both("bfloat16, stochastic", "bfloat16，随机舍入"),
+        "nearest": both("to nearest", "就近舍入"),
+        "master": both("float32 master", "float32 主权重"),
+        "stochastic": both("stochastic", "随机舍入"),
     }
     kind = kinds[params["storage"]]
     return both(f"{kind}, unit offset", f"{kind.zh}，单位偏移") if params["offset"] else kind
@@ -359,17 +341,8 @@ def _chart(rows: Rows) -> Chart:
     for storage, offset in (("nearest", False), ("nearest", True), ("master", False), ("stochastic", False)):
         kind = {"storage": storage, "offset": offset, "decay": 0.0}
         some = rows.where(**kind)
-        rates = sorted(some.distinct("rate"))
-        each = [some.where(rate=rate) for rate in rates]
-        lines.append(
-            Line(
-                name=_storage(kind),
-                x=tuple(rates),
-                y=tuple(one.mean("never_moved") for one in each),
-                low=tuple(one.spread("never_moved")[0] for one in each),
-                high=tuple(one.spread("never_moved")[1] for one in each),
-            )
-        )
+        cells = [(rate, some.where(rate=rate)) for rate in sorted(some.distinct("rate"))]
+        lines.append(across(_storage(kind), cells, "never_moved"))
     lines.append(
         Line(
             name=both("closed form", "闭式"),
@@ -387,10 +360,9 @@ def _chart(rows: Rows) -> Chart:
         log_x=True,
         note=both(
             f"{_CONDITIONS}. Closed form: 1 under 2^-9 / B = {_FREEZES:.2g}, 0 over 2^-8 = {_ABOVE:.2g}; between, it "
-            f"depends "
-            "on the gradients.",
-            f"{_CONDITIONS.zh}。闭式：低于 2^-9 / B = {_FREEZES:.2g} 为 1，高于 2^-8 = {_ABOVE:.2g} 为 0；之间取决于"
-            f"梯度。",
+            "depends on the gradients.",
+            f"{_CONDITIONS.zh}。闭式：低于 2^-9 / B = {_FREEZES:.2g} 为 1，高于 2^-8 = {_ABOVE:.2g} 为 0；"
+            "之间取决于梯度。",
         ),
     )
 

@@ -7,7 +7,7 @@ and W_K, and that with a start as small as GPT-2's the two cannot be told apart.
 W_2 times the size of the stream after it is the same in all layers.
 
 ## Source
-Xiong et al. 2020, arxiv.org/abs/2002.04745, Theorem 1. Noci et al. 2022, arxiv.org/abs/2206.03126.
+Xiong et al. 2020, https://arxiv.org/abs/2002.04745, Theorem 1. Noci et al. 2022, https://arxiv.org/abs/2206.03126.
 
 ## Method
 Fresh causal stacks of 6, 24 and 96 layers, 128 wide, ReLU, get one batch of 8 windows of 64 bytes of the standard
@@ -53,12 +53,12 @@ Xiong 的定理 1：最后一个 W_2 的梯度在 Pre-Norm 中按 1/sqrt(L) 下�
 Pre-Norm 中 W_2 的梯度乘以其后残差流的大小，在各层相同。
 
 ## 出处
-Xiong 等 2020，arxiv.org/abs/2002.04745，定理 1。Noci 等 2022，arxiv.org/abs/2206.03126。
+Xiong 等 2020，https://arxiv.org/abs/2002.04745，定理 1。Noci 等 2022，https://arxiv.org/abs/2206.03126。
 
 ## 方法
 刚初始化的因果网络，6、24、96 层，宽 128，ReLU，读取标准库的 8 个 64 字节窗口，损失为下一字节的平均交叉熵：float64 的
 一次前向与反向，不训练。Xavier 下的 Post-Norm、Pre-Norm、DeepNorm、Sandwich-Norm，前两者另加 N(0, 0.02^2)；嵌入
-N(0, 1)。12 层的 Pre-Norm 与 Post-Norm 用 GPT-2 的初始化及其小嵌入。记录各层残差流上的梯度（均方根、中位 token、
+N(0, 1)。12 层的 Pre-Norm 与 Post-Norm 用 GPT-2 的初始化及其小嵌入。记录各层残差流上的梯度（均方根、中位词元、
 位置 0 的份额）以及 W_2 与 W_Q 梯度的 Frobenius 范数。
 
 ## 什么会推翻它
@@ -69,7 +69,7 @@ N(0, 1)。12 层的 Pre-Norm 与 Post-Norm 用 GPT-2 的初始化及其小嵌入
 完整集约 8 CPU 分钟，快速集约 1.5 CPU 分钟。
 
 ## 这里无法说明的
-训练会带来什么。预测的梯度假设末端各 token 的梯度相互独立；真实文本并非如此，测得的向首层的增长可达预测的五倍。Xiong 的
+训练会带来什么。预测的梯度假设末端各词元的梯度相互独立；真实文本并非如此，测得的向首层的增长可达预测的五倍。Xiong 的
 512 宽翻译模型的范数与常数。
 """
 
@@ -108,14 +108,8 @@ def trials(quick: bool) -> list[dict[str, Any]]:
 
 
 def _stack(placement: str, init: str, depth: int) -> dict[str, Any]:
-    return {
-        "placement": placement,
-        "init": init,
-        "mlp": "relu",
-        "depth": depth,
-        "width": 128,
-        "embeddings": "unit",
-    }
+    usual = {"width": 128, "embeddings": "unit"}
+    return {"placement": placement, "init": init, "mlp": "relu", "depth": depth, **usual}
 
 
 def measure(params: Params) -> dict[str, Any]:
@@ -314,37 +308,37 @@ def _judge_small(rows: Rows) -> Judgement:
 
 CLAIMS = (
     Claim(
-        both("The last layer's gradient falls as 1/sqrt(L) in Pre-Norm.", "Pre-Norm 中末层的梯度按 1/sqrt(L) 下降。"),
-        "Xiong et al. 2020, arxiv.org/abs/2002.04745, Theorem 1",
+        both("The last layer's gradient falls as 1/sqrt(L) in Pre-Norm", "Pre-Norm 中末层的梯度按 1/sqrt(L) 下降"),
+        "Xiong et al. 2020, https://arxiv.org/abs/2002.04745, Theorem 1",
         _judge_pre,
     ),
     Claim(
-        both("The last layer's gradient does not depend on L in Post-Norm.", "Post-Norm 中末层的梯度与 L 无关。"),
-        "Xiong et al. 2020, arxiv.org/abs/2002.04745, Theorem 1",
+        both("The last layer's gradient does not depend on L in Post-Norm", "Post-Norm 中末层的梯度与 L 无关"),
+        "Xiong et al. 2020, https://arxiv.org/abs/2002.04745, Theorem 1",
         _judge_post,
     ),
     Claim(
-        both("Gradients of Pre-Norm are of one size in all layers.", "Pre-Norm 各层的梯度大小相同。"),
-        "Xiong et al. 2020, arxiv.org/abs/2002.04745, as commonly retold",
+        both("Gradients of Pre-Norm are of one size in all layers", "Pre-Norm 各层的梯度大小相同"),
+        "Xiong et al. 2020, https://arxiv.org/abs/2002.04745, as commonly retold",
         _judge_flat,
     ),
     Claim(
         both(
-            "In Pre-Norm the gradient of W_2 times the size of the stream after it is the same in all layers.",
-            "Pre-Norm 中 W_2 的梯度乘以其后残差流的大小，在各层相同。",
+            "In Pre-Norm the gradient of W_2 times the size of the stream after it is the same in all layers",
+            "Pre-Norm 中 W_2 的梯度乘以其后残差流的大小，在各层相同",
         ),
         "normwise.theory",
         _judge_product,
     ),
     Claim(
-        both("In deep Post-Norm rank collapse stops W_Q and W_K.", "深层 Post-Norm 的秩坍缩使 W_Q 与 W_K 停止学习。"),
-        "Noci et al. 2022, arxiv.org/abs/2206.03126",
+        both("In deep Post-Norm rank collapse stops W_Q and W_K", "深层 Post-Norm 的秩坍缩使 W_Q 与 W_K 停止学习"),
+        "Noci et al. 2022, https://arxiv.org/abs/2206.03126",
         _judge_collapse,
     ),
     Claim(
         both(
-            "With GPT-2's start Pre- and Post-Norm have the same gradients at initialisation.",
-            "用 GPT-2 的初始化时，Pre-Norm 与 Post-Norm 初始的梯度相同。",
+            "With GPT-2's start Pre- and Post-Norm have the same gradients at initialisation",
+            "用 GPT-2 的初始化时，Pre-Norm 与 Post-Norm 初始的梯度相同",
         ),
         "normwise's own science sheet, before it was measured with real embeddings",
         _judge_small,

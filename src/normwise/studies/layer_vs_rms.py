@@ -42,11 +42,14 @@ import torch
 from torch import nn
 
 from normwise.models import Decoder
-from normwise.rendering import both
-from normwise.rendering.plots import Chart, Line
+from normwise.rendering import Text, both
+from normwise.rendering.plots import Chart
 from normwise.studies._corpus import VOCABULARY, corpus
+from normwise.studies._curves import along
 from normwise.studies._norm_speed import KINDS, ROUNDS, race
 from normwise.studies._norm_swap import naive, recentred
+from normwise.studies._outcomes import joined, not_shown, outcome
+from normwise.studies._seeds import mean, order, spelled
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
 from normwise.studies._training import train, validation_loss
 
@@ -168,49 +171,37 @@ def _speed(params: Params) -> dict[str, Any]:
 
 def _judge_quality(rows: Rows) -> Judgement:
     layer, rms = (rows.where(part="quality", norm=norm) for norm in ("layer", "rms"))
-    (low, high), (least, most) = layer.spread("validation"), rms.spread("validation")
-    gap = rms.mean("validation") - layer.mean("validation")
+    losses = [each.values("validation") for each in (layer, rms)]
+    said, gap = [spelled(each, ".3f") for each in losses], mean(losses[1]) - mean(losses[0])
     says = both(
-        f"validation loss {layer.mean('validation'):.3f} ({low:.3f} to {high:.3f}) with LayerNorm, "
-        f"{rms.mean('validation'):.3f} ({least:.3f} to {most:.3f}) with RMSNorm: {gap:+.4f} nats",
-        f"验证损失：LayerNorm {layer.mean('validation'):.3f}（{low:.3f} 至 {high:.3f}），RMSNorm "
-        f"{rms.mean('validation'):.3f}（{least:.3f} 至 {most:.3f}）：{gap:+.4f} 奈特",
+        f"validation loss {said[0]} with LayerNorm and {said[1]} with RMSNorm: {gap:+.3f} nats",
+        f"验证损失：LayerNorm {said[0]}，RMSNorm {said[1]}：{gap:+.3f} 奈特",
     )
-    if len(layer) < 2 or len(rms) < 2:
-        return Judgement(Outcome.OPEN, both(f"one seed has no spread: {says}", f"一个种子没有散布：{says.zh}"))
-    return Judgement(Outcome.REFUTED if least > high else Outcome.CONFIRMED, says)
+    if min(map(len, losses)) < 2:
+        return not_shown(says, seeds=1)
+    return Judgement(Outcome.REFUTED if order(*losses) < 0 else Outcome.CONFIRMED, says)
 
 
 def _judge_speed(rows: Rows) -> Judgement:
     saved = _saved(rows, "step")
-    says = both(
-        "time of a training step that RMSNorm saves: "
-        + "; ".join(f"{name} {_range(some)}" for name, some in saved.items()),
-        "RMSNorm 省下的训练步时间：" + "；".join(f"{name.zh} {_range(some)}" for name, some in saved.items()),
-    )
-    reaches = [sum(some) / len(some) >= _PUBLISHED[0] for some in saved.values()]
-    if all(reaches):
-        return Judgement(Outcome.CONFIRMED, says)
-    if not any(reaches):
-        return Judgement(Outcome.REFUTED, says)
-    return Judgement(
-        Outcome.DEPENDS,
-        both(f"depends on who computes it, and on the width: {says}", f"取决于由谁计算，以及宽度：{says.zh}"),
-    )
+    found = outcome(mean(some) >= _PUBLISHED[0] for some in saved.values())
+    return _faster(found, saved, both("a training step", "训练步"))
 
 
 def _judge_layer_speed(rows: Rows) -> Judgement:
     saved = _saved(rows, "both")
-    says = both(
-        "time of forward and backward that RMSNorm saves: "
-        + "; ".join(f"{name} {_range(some)}" for name, some in saved.items()),
-        "RMSNorm 省下的前向加反向时间：" + "；".join(f"{name.zh} {_range(some)}" for name, some in saved.items()),
-    )
-    if all(min(some) > 0 for some in saved.values()):
-        return Judgement(Outcome.CONFIRMED, says)
-    if all(max(some) < 0 for some in saved.values()):
-        return Judgement(Outcome.REFUTED, says)
-    return Judgement(Outcome.DEPENDS, both(f"depends on who computes it: {says}", f"取决于由谁计算：{says.zh}"))
+    signs = {order(some, [0.0]) for some in saved.values()}
+    found = Outcome.CONFIRMED if signs == {1} else Outcome.REFUTED if signs == {-1} else Outcome.DEPENDS
+    return _faster(found, saved, both("forward and backward of the norm", "归一化前向加反向"))
+
+
+def _faster(found: Outcome, saved: dict[Text, list[float]], of: Text) -> Judgement:
+    figures = joined(both(f"{name} {spelled(some, '+.1%')}", f"{name.zh} {spelled(some, '+.1%')}")
+                     for name, some in saved.items())  # fmt: skip
+    says = both(f"RMSNorm saves of the time of {of}: {figures}", f"RMSNorm 省下的{of.zh}时间：{figures.zh}")
+    if found is Outcome.DEPENDS:
+        says = both(f"depends on the implementation and the width: {says}", f"取决于实现与宽度：{says.zh}")
+    return Judgement(found, says)
 
 
 def _judge_exactness(rows: Rows) -> Judgement:
@@ -239,7 +230,7 @@ def _rounding(dtype: torch.dtype) -> float:
     return 2 * _SMALL * _WIDTH * torch.finfo(dtype).eps
 
 
-def _saved(rows: Rows, race: str) -> dict[Any, list[float]]:
+def _saved(rows: Rows, race: str) -> dict[Text, list[float]]:
     """Return shares of the time that RMSNorm saves, one for each seed, by implementation and size."""
     found = {}
     speed = rows.where(part="speed")
@@ -248,11 +239,6 @@ def _saved(rows: Rows, race: str) -> dict[Any, list[float]]:
             name = both(f"{en}, {width} features", f"{en}，{width} 个特征")
             found[name] = speed.where(features=width).values(f"time_saved_{race}_{side}")
     return found
-
-
-def _range(some: list[float]) -> str:
-    mean = f"{sum(some) / len(some):+.1%}"
-    return mean if len(some) < 2 else f"{mean} ({min(some):+.1%} ... {max(some):+.1%})"
 
 
 CLAIMS = (
@@ -327,7 +313,7 @@ def _errors(rows: Rows) -> Table:
             "LayerNorm to RMSNorm: largest error of the logits, relative", "LayerNorm 到 RMSNorm：logits 的最大相对误差"
         ),
         columns=(
-            both("placement", "位置"),
+            both("placement", "放置方式"),
             both("naive swap", "直接替换"),
             both("recentred, float64", "去均值，float64"),
             both("recentred, float32", "去均值，float32"),
@@ -342,8 +328,8 @@ def _errors(rows: Rows) -> Table:
             f"drawn at random. With gains of 1 and biases of 0 (fresh) Post-Norm is exact as well: what breaks it is "
             f"the gain on the stream.",
             f"取各种子最大值；{_SMALL} 层，{_WIDTH} 个特征，增益、偏置与嵌入均值随机抽取；Post-Norm 如 BERT 在嵌入后"
-            f"有归一化。增益为 1、偏置为 0（新模"
-            f"型）时 Post-Norm 也精确：破坏它的是流上的增益。",
+            f"有归一化。增益为 1、偏置为 0（新模型）时"
+            " Post-Norm 也精确：破坏它的是流上的增益。",
         ),
     )
 
@@ -352,8 +338,7 @@ def _losses(rows: Rows) -> Chart:
     lines = []
     for norm, name in (("layer", "LayerNorm"), ("rms", "RMSNorm")):
         some = rows.where(part="quality", norm=norm)
-        mean, low, high = some.curve("losses")
-        lines.append(Line(name=name, x=tuple(some.curve("steps")[0]), y=tuple(mean), low=tuple(low), high=tuple(high)))
+        lines.append(along(name, some.curve("steps")[0], some, "losses"))
     return Chart(
         title=both("Training loss", "训练损失"),
         x_label=both("step", "步"),

@@ -5,13 +5,14 @@ Pre-Norm and Sandwich (Peri-LN) train over a wide range of learning rates, Post-
 queries and keys widens the range of Pre-Norm.
 
 ## Source
-Wortsman et al. 2023, arxiv.org/abs/2309.14322: the measure, and QK norm. Xiong et al. 2020, arxiv.org/abs/2002.04745:
-Post-Norm. Kim et al. 2025, arxiv.org/abs/2502.02732: Peri-LN, the wiring of Sandwich.
+Wortsman et al. 2023, https://arxiv.org/abs/2309.14322: the measure, and QK norm. Xiong et al. 2020,
+https://arxiv.org/abs/2002.04745:
+Post-Norm. Kim et al. 2025, https://arxiv.org/abs/2502.02732: Peri-LN, the wiring of Sandwich.
 
 ## Method
 Learning rate sensitivity is the mean, over rates spread evenly in the logarithm, of min(loss(rate), loss at the start)
-minus the smallest loss over the rates, in nats: 0 for a model to which the rate is all the same. Rates 3e-4, 1e-3,
-3e-3, 1e-2, 3e-2, 0.1. A causal language model of bytes: 6 layers, hidden size 64, 4 heads, GELU, RMSNorm, Xavier's
+minus the smallest loss over the rates, in nats: 0 for a model to which the rate is all the same. Rates 1e-3, 3e-3,
+1e-2, 3e-2, 0.1. A causal language model of bytes: 6 layers, hidden size 64, 4 heads, GELU, RMSNorm, Xavier's
 initialisation with 1/sqrt(2) on q, k and v, embeddings times sqrt(H). AdamW(0.9, 0.98) without weight decay and without
 clipping, 200 steps of 8 windows of 64 bytes, the rate rising over 40 steps and constant from there on. A run whose loss
 is not finite counts as the loss at the start.
@@ -21,7 +22,7 @@ A sensitivity of Post-Norm that is not above Pre-Norm's by more than the seeds s
 without QK norm.
 
 ## Cost
-About 20 CPU-minutes with 3 seeds, 4 with `--quick`.
+About 15 CPU-minutes with 3 seeds, 3 with `--quick`.
 
 ## What this cannot show
 How the range shrinks with the size of the model, which is Wortsman's point: his models have up to 10^10 parameters and
@@ -45,27 +46,28 @@ from normwise.studies._seeds import mean, spelled
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
 from normwise.studies._training import train, validation_loss
 
-ZH = """哪些位置能容忍不合适的学习率
+ZH = """哪些放置方式能容忍不合适的学习率
 
 ## 主张
 Pre-Norm 和 Sandwich（Peri-LN）在很宽的学习率范围内都能训练，Post-Norm 只能用小学习率；
 对查询和键做归一化会加宽 Pre-Norm 的范围。
 
 ## 出处
-Wortsman 等 2023，arxiv.org/abs/2309.14322：度量与 QK norm。Xiong 等 2020，arxiv.org/abs/2002.04745：Post-Norm。
-Kim 等 2025，arxiv.org/abs/2502.02732：Peri-LN，接线与 Sandwich 相同。
+Wortsman 等 2023，https://arxiv.org/abs/2309.14322：度量与 QK 归一化。Xiong 等 2020，
+https://arxiv.org/abs/2002.04745：Post-Norm。
+Kim 等 2025，https://arxiv.org/abs/2502.02732：Peri-LN，接线与 Sandwich 相同。
 
 ## 方法
-学习率敏感度：在对数上等距的学习率上，取 min(该学习率的损失, 初始损失) 减去各学习率中最小的损失，再求平均，单位 nat；
-对学习率完全无所谓的模型为 0。学习率 3e-4、1e-3、3e-3、1e-2、3e-2、0.1。字节级因果语言模型：6 层，隐藏维度 64，
+学习率敏感度：在对数上等距的学习率上，取 min(该学习率的损失, 初始损失) 减去各学习率中最小的损失，再求平均，单位 奈特；
+对学习率完全无所谓的模型为 0。学习率 1e-3、3e-3、1e-2、3e-2、0.1。字节级因果语言模型：6 层，隐藏维度 64，
 4 个头，GELU，RMSNorm，Xavier 初始化，q、k、v 乘 1/sqrt(2)，嵌入乘 sqrt(H)。AdamW(0.9, 0.98)，无权重衰减，
 无裁剪，200 步，每步 8 个 64 字节的窗口，学习率用 40 步升上去，之后不变。损失不是有限数的训练按初始损失计。
 
 ## 什么会推翻它
-Post-Norm 的敏感度没有超过 Pre-Norm（差别不大于种子之间的差别）；有无 QK norm 的 Pre-Norm 同理。
+Post-Norm 的敏感度没有超过 Pre-Norm（差别不大于种子之间的差别）；有无 QK 归一化 的 Pre-Norm 同理。
 
 ## 开销
-3 个种子约 20 CPU 分钟，`--quick` 约 4 分钟。
+3 个种子约 15 CPU 分钟，`--quick` 约 3 分钟。
 
 ## 这里无法说明的
 范围如何随模型变大而缩小，而这正是 Wortsman 的要点：他的模型大到 10^10 个参数、10^5 步，数值只以曲线给出。
@@ -79,7 +81,7 @@ SEEDS = 3
 _LAYERS, _STEPS, _BATCH, _WARM_UP = 6, 200, 8, 40
 _ARRANGEMENTS = ("post", "pre", "pre + QK norm", "sandwich")
 _QK = " + QK norm"
-_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
+_RATES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1)
 _QUICK_RATES = (1e-3, 1e-2, 0.1)
 _FORM = ".2f"  # of a sensitivity
 _NOISE = 0.05  # nat; losses of one model over the seeds differ by up to this, so smaller gaps show nothing
@@ -138,13 +140,13 @@ def _compare(rows: Rows, worse: str, better: tuple[str, ...]) -> Judgement:
     apart = [name for name, values in good.items() if min(bad) > max(values) + _NOISE]
     against = [name for name, values in good.items() if max(bad) < min(values) - _NOISE]
     if len(apart) == len(good):
-        return Judgement(Outcome.CONFIRMED, both(f"sensitivity in nats: {said}", f"敏感度（nat）：{said}"))
+        return Judgement(Outcome.CONFIRMED, both(f"sensitivity in nats: {said}", f"敏感度（奈特）：{said}"))
     if not apart:
         en = "the opposite is measured" if against else "no difference beyond the seeds"
         zh = "测得的正好相反" if against else "差别不超过种子之间的差别"
-        return Judgement(Outcome.REFUTED, both(f"{en}; sensitivity in nats: {said}", f"{zh}；敏感度（nat）：{said}"))
+        return Judgement(Outcome.REFUTED, both(f"{en}; sensitivity in nats: {said}", f"{zh}；敏感度（奈特）：{said}"))
     names = ", ".join(apart)
-    en, zh = f"it holds against {names}; sensitivity in nats: {said}", f"只对 {names} 成立；敏感度（nat）：{said}"
+    en, zh = f"it holds against {names}; sensitivity in nats: {said}", f"只对 {names} 成立；敏感度（奈特）：{said}"
     return Judgement(Outcome.DEPENDS, both(en, zh))
 
 
@@ -162,12 +164,12 @@ CLAIMS = (
             "Post-Norm is more sensitive to the rate than Pre-Norm and Sandwich",
             "Post-Norm 对学习率比 Pre-Norm 和 Sandwich 更敏感",
         ),
-        "Xiong et al. 2020, arxiv.org/abs/2002.04745; Kim et al. 2025, arxiv.org/abs/2502.02732",
+        "Xiong et al. 2020, https://arxiv.org/abs/2002.04745; Kim et al. 2025, https://arxiv.org/abs/2502.02732",
         _post_is_sensitive,
     ),
     Claim(
-        both("QK norm makes Pre-Norm less sensitive to the rate", "QK norm 让 Pre-Norm 对学习率更不敏感"),
-        "Wortsman et al. 2023, arxiv.org/abs/2309.14322",
+        both("QK norm makes Pre-Norm less sensitive to the rate", "QK 归一化 让 Pre-Norm 对学习率更不敏感"),
+        "Wortsman et al. 2023, https://arxiv.org/abs/2309.14322",
         _qk_norm_helps,
     ),
 )
@@ -187,8 +189,8 @@ def _table(rows: Rows) -> Table:
         cells = [some.where(rate=rate).said("validation", ".2f") if some.has(rate=rate) else None for rate in rates]
         lines.append((name, spelled(_sensitivities(rows, name), _FORM), *cells))
     return Table(
-        title=both("Sensitivity, and validation loss by rate, nats", "敏感度，以及各学习率的验证损失，nat"),
-        columns=(both("placement", "位置"), both("sensitivity", "敏感度"), *map(number, rates)),
+        title=both("Sensitivity, and validation loss by rate, nats", "敏感度，以及各学习率的验证损失，奈特"),
+        columns=(both("placement", "放置方式"), both("sensitivity", "敏感度"), *map(number, rates)),
         rows=tuple(lines),
         note=_NOTE,
     )
@@ -198,7 +200,7 @@ def _chart(rows: Rows) -> Chart:
     return Chart(
         title=both("Validation loss by learning rate", "验证损失与学习率"),
         x_label=both("learning rate after the warm-up", "预热之后的学习率"),
-        y_label=both("loss, nats a byte; not above the loss at the start", "损失，nat/字节；不超过初始损失"),
+        y_label=both("loss, nats a byte; not above the loss at the start", "损失，奈特/字节；不超过初始损失"),
         lines=tuple(_line(name, rows.where(arrangement=name)) for name in rows.distinct("arrangement")),
         log_x=True,
         note=_NOTE,

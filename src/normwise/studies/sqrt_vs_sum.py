@@ -7,7 +7,7 @@ its norm divides by sqrt(l + 1). Each step is put to the test: the coefficient o
 add, the norm that a check would print, and the divisor.
 
 ## Source
-Su Jianlin, kexue.fm/archives/8620 and kexue.fm/archives/9009, and the notes that retell them.
+Su Jianlin, https://kexue.fm/archives/8620 and https://kexue.fm/archives/9009, and the notes that retell them.
 
 ## Method
 Fresh Post-Norm stacks of 24 layers, 128 wide, on 8 windows of 64 bytes of the standard library, one pass forward and
@@ -55,17 +55,17 @@ ZH = """2^(-l/2) 与 sqrt(l + 1)：笔记中的两个系数何时成立
 与每次相加的梯度，检查工具会打印的范数，以及除数。
 
 ## 出处
-苏剑林，kexue.fm/archives/8620 与 kexue.fm/archives/9009，以及转述它们的笔记。
+苏剑林，https://kexue.fm/archives/8620 与 https://kexue.fm/archives/9009，以及转述它们的笔记。
 
 ## 方法
 刚初始化的 24 层、宽 128 的 Post-Norm 网络，读取标准库的 8 个 64 字节窗口，从平均交叉熵做 float64 的一次前向与反向：
 Xavier 的注意力加 ReLU MLP（注意力增益为 1，MLP 为 0.32），N(0, 0.02^2) 的同一网络（增益低于 0.01），去掉因果掩码的
-同一网络，只有注意力，以及只有 MLP 的 ReLU、GELU、SwiGLU（N(0, 1 / fan_in)）。残差流上的梯度逐 token 记录：均方根、中位
-token、位置 0 的份额。每层系数为第 8 层后与第 24 层后梯度之比的 16 次方根，此处各 token 已趋于相同。只做前向：
+同一网络，只有注意力，以及只有 MLP 的 ReLU、GELU、SwiGLU（N(0, 1 / fan_in)）。残差流上的梯度逐词元记录：均方根、中位
+词元、位置 0 的份额。每层系数为第 8 层后与第 24 层后梯度之比的 16 次方根，此处各词元已趋于相同。只做前向：
 6 层与 24 层的 Pre-Norm 与 Sandwich-Norm。
 
 理论（指南第 3 节）：分支既传信号也传梯度。相加后再归一化使梯度的均方乘以 (1 + chi) / (1 + v)，chi 为分支传回的部分：
-ReLU 恰为 1，GELU 为 1.02，SwiGLU 为 1.28。注意力只把 token 与他者共有的部分传回：其余乘以 1 / (1 + v)，v = 1 时为 1/2。
+ReLU 恰为 1，GELU 为 1.02，SwiGLU 为 1.28。注意力只把词元与他者共有的部分传回：其余乘以 1 / (1 + v)，v = 1 时为 1/2。
 
 ## 什么会推翻它
 系数与 1/2（每层两次相加各 2^(-1/2)）、2^(-1/2)（每层一次）、1（没有）比较：对数上最近者即为所得。
@@ -74,7 +74,7 @@ ReLU 恰为 1，GELU 为 1.02，SwiGLU 为 1.28。注意力只把 token 与他�
 完整集约 4 CPU 分钟，快速集约 1.5 CPU 分钟。
 
 ## 这里无法说明的
-训练后的模型。中位 token 的梯度消失是否就是深层 Post-Norm 训练失败的原因：见 ``warmup``。
+训练后的模型。中位词元的梯度消失是否就是深层 Post-Norm 训练失败的原因：见 ``warmup``。
 """
 
 VERSION = 1
@@ -271,37 +271,33 @@ def _judge_divisor(rows: Rows) -> Judgement:
     )
 
 
-_NOTES = "Su Jianlin, kexue.fm/archives/8620 and kexue.fm/archives/9009, as commonly retold"
+_NOTES = "Su Jianlin, https://kexue.fm/archives/8620 and https://kexue.fm/archives/9009, as commonly retold"
 CLAIMS = (
     Claim(
-        both(
-            "The gradient of Post-Norm decays as 2^(-l/2) over l layers.", "Post-Norm 的梯度经 l 层按 2^(-l/2) 衰减。"
-        ),
+        both("The gradient of Post-Norm decays as 2^(-l/2) over l layers", "Post-Norm 的梯度经 l 层按 2^(-l/2) 衰减"),
         _NOTES,
         _judge_layer,
     ),
     Claim(
-        both("Every add costs the gradient a factor 2^(-1/2).", "每次相加都使梯度乘以 2^(-1/2)。"),
+        both("Every add costs the gradient a factor 2^(-1/2)", "每次相加都使梯度乘以 2^(-1/2)"),
         _NOTES,
         _judge_add,
     ),
     Claim(
         both(
-            "The gradient norm of early Post-Norm layers vanishes at initialisation.",
-            "初始化时 Post-Norm 前几层的梯度范数消失。",
+            "The gradient norm of early Post-Norm layers vanishes at initialisation",
+            "初始化时 Post-Norm 前几层的梯度范数消失",
         ),
         _NOTES,
         _judge_norm,
     ),
     Claim(
-        both(
-            "What enters Post-Norm is multiplied by 2^(-1/2) at every add.", "Post-Norm 的输入每次相加都乘以 2^(-1/2)。"
-        ),
+        both("What enters Post-Norm is multiplied by 2^(-1/2) at every add", "Post-Norm 的输入每次相加都乘以 2^(-1/2)"),
         _NOTES,
         _judge_input,
     ),
     Claim(
-        both("Pre-Norm divides the sum of l branches by sqrt(l + 1).", "Pre-Norm 把 l 个分支之和除以 sqrt(l + 1)。"),
+        both("Pre-Norm divides the sum of l branches by sqrt(l + 1)", "Pre-Norm 把 l 个分支之和除以 sqrt(l + 1)"),
         _NOTES,
         _judge_divisor,
     ),
@@ -316,7 +312,7 @@ _CONDITIONS = both(
 
 
 def _token(rows: Rows) -> Chart:
-    return _curves(rows, "token", both("Gradient of the median token by layer", "各层中位 token 的梯度"))
+    return _curves(rows, "token", both("Gradient of the median token by layer", "各层中位词元的梯度"))
 
 
 def _norm(rows: Rows) -> Chart:

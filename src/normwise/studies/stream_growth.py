@@ -7,9 +7,11 @@ size. And ours: the second moment after every add is q_0 + sum v, v what the bra
 weights.
 
 ## Source
-Xiong et al. 2020, arxiv.org/abs/2002.04745, Lemma 2: (1 + l/2) d <= E||x_l||^2 <= (1 + 3l/2) d. De and Smith 2020,
-arxiv.org/abs/2002.10444: the variance of a residual network with normalized branches is l + 1. Su Jianlin,
-kexue.fm/archives/8620: the sum of two vectors of variance 1 has variance 2. Radford et al. 2019, GPT-2: output matrices
+Xiong et al. 2020, https://arxiv.org/abs/2002.04745, Lemma 2: (1 + l/2) d <= E||x_l||^2 <= (1 + 3l/2) d. De and Smith
+2020,
+https://arxiv.org/abs/2002.10444: the variance of a residual network with normalized branches is l + 1. Su Jianlin,
+https://kexue.fm/archives/8620: the sum of two vectors of variance 1 has variance 2. Radford et al. 2019, GPT-2:
+output matrices
 times 1/sqrt(N).
 
 ## Method
@@ -52,8 +54,9 @@ ZH = """残差流按 sqrt(l) 增长：何时成立
 部分，可由权重读出。
 
 ## 出处
-Xiong 等 2020，arxiv.org/abs/2002.04745，引理 2：(1 + l/2) d <= E||x_l||^2 <= (1 + 3l/2) d。De 与 Smith 2020，
-arxiv.org/abs/2002.10444：分支归一化的残差网络方差为 l + 1。苏剑林，kexue.fm/archives/8620：两个方差为 1 的向量之和
+Xiong 等 2020，https://arxiv.org/abs/2002.04745，引理 2：(1 + l/2) d <= E||x_l||^2 <= (1 + 3l/2) d。De 与 Smith 2020，
+https://arxiv.org/abs/2002.10444：分支归一化的残差网络方差为 l + 1。苏剑林，https://kexue.fm/archives/8620：
+两个方差为 1 的向量之和
 方差为 2。Radford 等 2019，GPT-2：输出矩阵乘以 1/sqrt(N)。
 
 ## 方法
@@ -70,7 +73,7 @@ Pre-Norm，GELU，宽 128 至 768，分别用 GPT-2 的嵌入（词与位置均�
 完整集约 6 CPU 分钟，其中一半用于启动 60 个进程；快速集约 1.5 CPU 分钟。
 
 ## 这里无法说明的
-训练后的模型：那里少数特征上的残差流会增长上千倍（massive activations），初始化理论不涵盖。宽度超过 768 的模型。
+训练后的模型：那里少数特征上的残差流会增长上千倍（巨量激活），初始化理论不涵盖。宽度超过 768 的模型。
 """
 
 VERSION = 1
@@ -105,14 +108,8 @@ def trials(quick: bool) -> list[dict[str, Any]]:
 
 
 def _stack(placement: str, init: str, depth: int) -> dict[str, Any]:
-    return {
-        "placement": placement,
-        "init": init,
-        "mlp": "relu",
-        "depth": depth,
-        "width": 128,
-        "embeddings": "unit",
-    }
+    usual = {"width": 128, "embeddings": "unit"}
+    return {"placement": placement, "init": init, "mlp": "relu", "depth": depth, **usual}
 
 
 def _gpt_2(width: int, embeddings: str) -> dict[str, Any]:
@@ -283,34 +280,34 @@ def _judge_told(rows: Rows) -> Judgement:
 
 CLAIMS = (
     Claim(
-        both("The stream of Pre-Norm grows as sqrt(l).", "Pre-Norm 的残差流按 sqrt(l) 增长。"),
-        "Xiong et al. 2020, arxiv.org/abs/2002.04745, Lemma 2; De and Smith 2020, arxiv.org/abs/2002.10444",
+        both("The stream of Pre-Norm grows as sqrt(l)", "Pre-Norm 的残差流按 sqrt(l) 增长"),
+        "Xiong et al. 2020, https://arxiv.org/abs/2002.04745, Lemma 2; De and Smith 2020, https://arxiv.org/abs/2002.10444",
         _judge_root,
     ),
     Claim(
-        both("Every residual add doubles the variance.", "每次残差相加都使方差加倍。"),
-        "Su Jianlin, kexue.fm/archives/8620",
+        both("Every residual add doubles the variance", "每次残差相加都使方差加倍"),
+        "Su Jianlin, https://kexue.fm/archives/8620",
         _judge_double,
     ),
     Claim(
-        both("GPT-2's start keeps the size of the stream.", "GPT-2 的初始化使残差流的大小保持不变。"),
+        both("GPT-2's start keeps the size of the stream", "GPT-2 的初始化使残差流的大小保持不变"),
         "Radford et al. 2019, Language Models are Unsupervised Multitask Learners",
         _judge_held,
     ),
     Claim(
         both(
-            "Sandwich-Norm's stream has q_0 + 2 l, independent of all weights.",
-            "Sandwich-Norm 的残差流为 q_0 + 2 l，与一切权重无关。",
+            "Sandwich-Norm's stream has q_0 + 2 l, independent of all weights",
+            "Sandwich-Norm 的残差流为 q_0 + 2 l，与一切权重无关",
         ),
-        "Kim et al. 2025 (Peri-LN), arxiv.org/abs/2502.02732",
+        "Kim et al. 2025 (Peri-LN), https://arxiv.org/abs/2502.02732",
         _judge_any_weights,
     ),
     Claim(
         both(
-            "The second moment of the stream is q_0 + sum v, known from weights and embeddings.",
-            "残差流的二阶矩为 q_0 + sum v，可由权重与嵌入得知。",
+            "The second moment of the stream is q_0 + sum v, known from weights and embeddings",
+            "残差流的二阶矩为 q_0 + sum v，可由权重与嵌入得知",
         ),
-        "normwise.theory; De and Smith 2020, arxiv.org/abs/2002.10444",
+        "normwise.theory; De and Smith 2020, https://arxiv.org/abs/2002.10444",
         _judge_told,
     ),
 )
