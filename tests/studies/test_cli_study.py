@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -158,6 +160,41 @@ def test_trials_without_a_result_are_told_after_the_table_with_the_line_that_run
     )
 
 
+def test_the_line_that_runs_them_can_be_pasted_whatever_the_ledger_is_called(
+    fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.evidence = replace(EVIDENCE, unrun=(Unrun(params={"at": 1}),), ledger=Path("-my 层's.sqlite"))
+    assert main(["study", "toy"]) == 2
+    line = capsys.readouterr().err.rpartition("run them with: normwise ")[2]
+    assert main(shlex.split(line)) == 2
+    assert fake.calls[1] == ("resume", Path("-my 层's.sqlite"), {})
+
+
+def test_colour_is_for_a_terminal_at_standard_output_not_for_one_at_standard_error(
+    fake: Fake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    main(["study", "toy", "--retries", "0"])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_report_that_cannot_be_written_is_named_with_what_to_do(
+    fake: Fake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    fake.evidence = replace(EVIDENCE, ledger=Path("my toy.sqlite"))
+    monkeypatch.setattr("normwise.studies.reports.replace", full)
+    assert main(["study", "toy", "-o", "a.html"]) == 2
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "normwise: a.html cannot be written (No space left on device); "
+        "write it elsewhere: normwise study show 'my toy.sqlite' -o FILE"
+    ]
+
+
 # -- what is refused, before anything runs ---------------------------------------------------------
 
 BAD = [
@@ -170,6 +207,10 @@ BAD = [
     (["toy", "--time-limit", "0"], "0.0 is not in the range"),
     (["toy", "--memory-limit", "2"], "'2' is no amount of memory: give one such as 2GB"),
     (["toy", "--memory-limit", "0GB"], "'0GB' is no amount of memory"),
+    (["toy", "--memory-limit", "9" * 400 + "GB"], "is no amount of memory"),
+    (["toy", "--seeds", "1001"], "a study takes 1000 seeds at most, given 1001"),
+    (["toy", "--ledger", "a.jsonl", "-o", "a.jsonl"], "a.jsonl names a report, not a ledger: let it end in .sqlite"),
+    (["toy", "--format", ""], "no format is called ''"),
     (["toy", "--format", "pdf"], "no format is called 'pdf': choose from csv, html"),
     (["--format", "csv"], "no format of the list is called 'csv': choose from text, json"),
     (["toy", "-o", "a.pdf"], "a.pdf names no report format: let it end in"),

@@ -188,9 +188,10 @@ def test_a_text_that_means_no_engine_is_refused_with_the_nearest(text: str, says
     assert says.replace("\\", "") in refused(text)
 
 
-def test_an_unknown_engine_leaves_no_ledger(place: Path) -> None:
-    with pytest.raises(StudyError, match="did you mean local"):
-        studies.study("toy", quick=True, engine="loca")
+@pytest.mark.parametrize("engine", ["loca", "dask://host", "slurm://gpu"])
+def test_an_engine_that_cannot_be_leaves_no_ledger(engine: str, place: Path) -> None:
+    with pytest.raises(StudyError, match=r"did you mean local|no address|no form of Slurm"):
+        studies.study("toy", quick=True, engine=engine)
     assert list(place.iterdir()) == []
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,7 +79,7 @@ def test_an_exception_is_told_in_one_line_and_the_trace_is_kept() -> None:
 def test_a_metric_that_is_no_number_is_the_fault_of_the_study() -> None:
     answer = execute(order("text"))
     assert answer.outcome == "failed"
-    assert "not JSON serializable" in answer.error
+    assert answer.error == "TypeError: the metric value is no number and no list of numbers"
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,20 @@ def test_the_memory_limit_ends_a_trial_and_is_named() -> None:
     assert answer.outcome == "memory"
     assert answer.error.startswith("more than the memory limit of 100 MB: MemoryError")
     assert execute(order("fill", bytes=50_000_000, memory_limit=100_000_000)).metrics == {"length": 50_000_000}
+
+
+def test_a_worker_reads_no_path_from_an_environment_that_its_runner_ignores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert execute(order("number")).error.endswith("not this one")  # as in the user's own python
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(ignore_environment=1))
+    assert execute(order("number")).outcome == "done"
+
+
+def test_a_memory_limit_beyond_what_the_system_counts_is_none() -> None:
+    assert execute(order("number", memory_limit=10**30)).outcome == "done"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import sqlite3
 import time
@@ -47,7 +48,7 @@ def sql(path: Path, *statements: str) -> None:
 
 def test_what_is_written_is_read_as_it_was(tmp_path: Path) -> None:
     path, (trial, *_) = tmp_path / "new" / "folder" / "toy.sqlite", trials(1)
-    metrics = {"nan": math.nan, "list": [math.inf, -math.inf, 0.1 + 0.2, 3], "name": "ä 中"}
+    metrics = {"nan": math.nan, "list": [math.inf, -math.inf, 0.1 + 0.2, 3]}
     answer = Answer(
         outcome="done", metrics=metrics, seconds=1.5, cpu_seconds=1.25, peak_bytes=7, conditions={"threads": 1}
     )
@@ -88,7 +89,7 @@ def test_it_can_be_read_while_it_is_written(tmp_path: Path) -> None:
 def _write_for_ever(told: Connection, path: Path) -> None:
     with writing(path, head()) as ledger:
         for at in count():
-            trial = Trial("toy", 1, {"at": at})
+            trial = Trial("toy", 1, {"at": at, "seed": 0})
             ledger.add([trial], quick=True, seeds=1)
             ledger.keep(trial.key, Answer(outcome="done", metrics={"at": at, "list": [0.1] * 100}), state="done")
             told.send(at)
@@ -248,8 +249,51 @@ def test_a_ledger_that_is_not_there_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
     for use in (read, lambda path: writing(path, head()).__enter__()):
-        with pytest.raises(StudyError, match="cannot be read"):
+        with pytest.raises(StudyError, match="it is no file; choose another path with --ledger PATH"):
             use(tmp_path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "toy.sqlite"
+    os.mkfifo(path)
+    for use in (read, lambda path: writing(path, head()).__enter__()):
+        with pytest.raises(StudyError, match="it is no file"):
+            use(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["toy.sqlite"]
+
+
+def test_a_ledger_has_one_lock_whatever_link_leads_there(tmp_path: Path) -> None:
+    path, link = tmp_path / "toy.sqlite", tmp_path / "link.sqlite"
+    begin(path)
+    link.symlink_to(path)
+    with (
+        writing(path, head()),
+        pytest.raises(StudyError, match=r"link\.sqlite: another run is writing it"),
+        writing(link, head()),
+    ):
+        pass
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link.sqlite", "toy.sqlite", "toy.sqlite.lock"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("UPDATE trials SET params = '{'", "it is damaged"),
+        ("UPDATE trials SET params = '{}'", "its params have no seed"),
+        ("UPDATE trials SET metrics = '[1]'", r"its metrics is \[1\]"),
+        ("UPDATE trials SET metrics = '{\"a\": {}}'", "'a', of the metrics, is {}"),
+        ("UPDATE trials SET metrics = replace(hex(zeroblob(50000)), '0', '[')", "it is damaged"),
+        ("UPDATE trials SET seconds = 'long'", "its seconds is 'long'"),
+        ("DELETE FROM meta WHERE key = 'study'", "its study is None"),
+    ],
+)
+def test_what_is_no_head_and_no_trial_is_damage(tmp_path: Path, statement: str, says: str) -> None:
+    path = tmp_path / "toy.sqlite"
+    begin(path)
+    sql(path, statement)
+    with pytest.raises(StudyError, match=says) as failure:
+        read(path)
+    assert str(failure.value).endswith("restore it, or start another with --ledger PATH")
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
@@ -288,7 +332,7 @@ def test_an_interrupt_in_the_middle_of_asking_changes_nothing(tmp_path: Path) ->
     with writing(path, head()) as ledger:
         ledger.add(trials(2), quick=True, seeds=1)
         with pytest.raises(TypeError):
-            ledger.add([Trial("toy", 1, {"at": 5}), Trial("toy", 1, {"at": object()})], quick=False, seeds=7)
+            ledger.add([Trial("toy", 1, {"at": 5, "seed": 0}), Trial("toy", 1, {"at": object()})], quick=False, seeds=7)
         assert len(ledger.records()) == 2
         ledger.add(trials(3), quick=True, seeds=1)
     assert (len(read(path)[1]), read(path)[0].seeds) == (3, 1)

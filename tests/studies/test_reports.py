@@ -343,9 +343,15 @@ HEAD = '{"schema": 1, "study": "made-up", "version": 3, "data": {}, "quick": fal
     (b"a,b\n", "line 1: no export of a study (no JSON"),
     (b"[1]\n", "no object"),
     (b'{"schema": 2}\n', "its schema is 2, not 1"),
-    (b'{"schema": 1}\n', "a line lacks 'study'"),
-    (HEAD.encode() + b'{"state": "done"}\n', "a line lacks 'params'"),
-    (HEAD.encode() + b'{"state": "done", "params": {}, "metrics": {"a": "text"}}\n', "a line lacks 'text'"),
+    (b'{"schema": 1}\n', "its study is None"),
+    (HEAD.encode() + b'{"state": "done"}\n', "line 2: no export of a study (its params is None"),
+    (HEAD.encode() + b'{"state": "done", "params": {"seed": 0}, "metrics": {"a": "text"}}\n', "is 'text'"),
+    (HEAD.encode() + b'{"state": "done", "params": {"seed": 0}, "metrics": {"a": [[1]]}}\n', "is [[1]]"),
+    (HEAD.encode() + b'{"state": "done", "params": {"seed": 0}, "metrics": [1]}\n', "its metrics is [1]"),
+    (HEAD.encode() + b'{"state": "done", "params": {"seed": []}}\n', "its params have no seed"),
+    (HEAD.encode() + b'{"state": "done", "params": {"seed": 0, "a": {}}}\n', "of the params, is {}"),
+    (HEAD.replace('"made-up"', "[]").encode(), "its study is []"),
+    (HEAD.encode() + b'{"metrics": ' + b"[" * 100_000, "line 2: no export of a study (no JSON: maximum recursion"),
     (HEAD.encode() + b"{", "line 2: no export of a study (no JSON"),
 ])  # fmt: skip
 def test_a_file_that_is_no_export_is_refused_with_its_line(tmp_path: Path, content: bytes, why: str) -> None:
@@ -353,6 +359,36 @@ def test_a_file_that_is_no_export_is_refused_with_its_line(tmp_path: Path, conte
     path.write_bytes(content)
     with pytest.raises(StudyError, match=re.escape(why)):
         read_jsonl(path)
+
+
+def test_rows_that_a_study_does_not_write_break_no_report(tmp_path: Path, registered: Evidence) -> None:
+    path = tmp_path / "x.JSONL"
+    row = {
+        "state": "done",
+        "params": {"seed": 0, "kind": "\x1b[31m<b>", "rate": 1e-3, "=1+1": "=1+1"},
+        "metrics": {"loss": [1]},
+    }
+    path.write_text(HEAD + json.dumps(row) + "\n\n")
+    made = studies.show(path)
+    assert [each.outcome for each in made.verdicts] == [Outcome.OPEN] * len(made.verdicts)
+    assert "the rows are not those of the study (TypeError: float() argument" in made.verdicts[0].says
+    for name in reports.names():
+        for lang in ("en", "zh"):
+            page = reports.render(made, name, lang=lang)
+            assert "\x1b" not in page
+            assert "[31m<b>" not in page or name != "html"
+            assert ",=1+1" not in page
+
+
+def test_a_figure_that_cannot_be_made_says_why() -> None:
+    def broken(rows: Rows) -> Any:
+        raise KeyError("loss")
+
+    made = evidence()
+    made.part.__dict__["FIGURES"] = (broken,)
+    (figure,) = made.figures
+    assert figure.title == "broken"
+    assert "(KeyError: 'loss')" in reports.render(made, "text", width=100)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import click
 
 from normwise.cli._options import debug, files, lang
 from normwise.cli._output import COULD_NOT_RUN, aside, cleaned, no_collection, say
+from normwise.errors import StudyError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -30,7 +31,7 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", text.lower())
-    if found is None or found[2] not in _UNITS or not float(found[1]):
+    if found is None or found[2] not in _UNITS or not 0 < float(found[1]) < float("inf"):
         raise click.BadParameter(f"{text!r} is no amount of memory: give one such as 2GB, 512MB or 1.5GiB.")
     return int(float(found[1]) * _UNITS[found[2]])
 
@@ -150,7 +151,7 @@ def _run(how: str, what: Any, given: dict[str, Any]) -> int:
     with aside(), no_collection():
         from normwise.rendering.progress import progress
         from normwise.studies import _runner, reports
-    format = given["format_"] or "text"
+    format = "text" if given["format_"] is None else given["format_"]
     if format not in reports.names():
         raise ValueError(f"no format is called {format!r}: choose from {', '.join(reports.names())}")
     for path in given["outputs"]:
@@ -162,10 +163,13 @@ def _run(how: str, what: Any, given: dict[str, Any]) -> int:
         else:
             with progress() as advance:
                 evidence = getattr(_runner, how)(what, advance=advance, told=_aside, **options)
-        printed = reports.render(evidence, format, lang=given["lang"])
-    say(printed)
+    say(reports.render(evidence, format, lang=given["lang"]))  # not aside: colour is for a terminal at standard output
     for path in given["outputs"]:
-        reports.save(evidence, path, lang=given["lang"])
+        try:
+            reports.save(evidence, path, lang=given["lang"])
+        except OSError as error:
+            kept = f": normwise study show {shlex.quote(str(evidence.ledger))} -o FILE" if evidence.ledger else ""
+            raise StudyError(f"{path} cannot be written ({error.strerror}); write it elsewhere{kept}") from None
         click.echo(f"wrote {path}", err=True)
     if evidence.finished:
         return 0
@@ -186,5 +190,6 @@ def _unfinished(evidence: Evidence) -> str:
         params = ", ".join(f"{name} {value}" for name, value in failed[0].params.items())
         said += f", {len(failed)} of them after an error; the first ({params}): {failed[0].error.partition(chr(10))[0]}"
     if evidence.ledger is not None:
-        said += f"; run them with: normwise study resume {shlex.quote(str(evidence.ledger))}"
-    return said
+        dash = "-- " * str(evidence.ledger).startswith("-")
+        return f"{said}; run them with: normwise study resume {dash}{shlex.quote(str(evidence.ledger))}"
+    return f"{said}; this is an export, resume the ledger that it came from"

@@ -121,7 +121,7 @@ def by_terminal(width: int | None, color: bool | None) -> tuple[int, bool]:
     if width is None:
         width = min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDEST)
     unwanted = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    colored = sys.stdout.isatty() and not unwanted if color is None else color
+    colored = sys.stdout is not None and sys.stdout.isatty() and not unwanted if color is None else color
     return max(width, _NARROWEST), colored
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from normwise._parts import page
 from normwise.errors import NotKnown
-from normwise.studies._study import Claim, Figure, Outcome, Params, Rows, Verdict
+from normwise.rendering import Text, both
+from normwise.studies._study import Claim, Figure, Outcome, Params, Rows, Table, Verdict
 
 __all__ = ["Evidence", "Unrun"]
 
@@ -111,6 +112,8 @@ class Evidence:
             outcome, says = found.outcome, found.says
         except NotKnown as missing:
             outcome, says = Outcome.OPEN, missing.why
+        except Exception as failure:  # of rows that the study does not write: a file that somebody else made
+            outcome, says = Outcome.OPEN, _unreadable(failure)
         return Verdict(claim=claim.text, source=claim.source, outcome=outcome, says=says)
 
     def _figure(self, make: Callable[[Rows], Figure]) -> Figure | None:
@@ -118,3 +121,10 @@ class Evidence:
             return make(self.rows) if self.rows else None  # a figure of nothing would be its headings
         except NotKnown:
             return None
+        except Exception as failure:
+            return Table(title=getattr(make, "__name__", ""), columns=("",), rows=((_unreadable(failure),),))
+
+
+def _unreadable(failure: Exception) -> Text:
+    said = f"{type(failure).__name__}: {failure}"
+    return both(f"the rows are not those of the study ({said})", f"这些数据不是该研究的数据（{said}）")

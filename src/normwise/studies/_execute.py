@@ -87,7 +87,8 @@ def execute(order: Order, stop: Callable[[], bool] = lambda: False) -> Answer:
 def _started() -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     # -P: a study whose file is called like a module of the standard library must not stand in for it.
-    command = [sys.executable, "-P", "-W", "ignore", _WORKER]
+    like_this_one = ["-E"] if sys.flags.ignore_environment else []  # what PYTHONPATH holds is not wanted then
+    command = [sys.executable, "-P", *like_this_one, "-W", "ignore", _WORKER]
     environment = os.environ | _ONE_THREAD
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True)
 

@@ -7,6 +7,7 @@ read it meanwhile. A file that is no ledger of the study is refused before anyth
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +16,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from stat import S_ISREG
+from typing import Any, TypeVar
 
 from normwise.errors import StudyError
 from normwise.studies._execute import Answer
 from normwise.studies._trials import Trial
 
-__all__ = ["Head", "Ledger", "Record", "read", "writing"]
+__all__ = ["Head", "Ledger", "Record", "checked", "read", "writing"]
 
 _MAGIC = b"SQLite format 3\0"
 _APPLICATION = 0x6E775374  # "nwSt", at byte 68 of the file: tells a ledger from other applications' files
@@ -45,6 +47,21 @@ CREATE TABLE trials (
     finished TEXT
 );
 """
+
+# Of what is read from a file, which anybody may have written.
+_TYPES = {
+    **dict.fromkeys(("study", "normwise", "begun", "key", "state", "error"), (str,)),
+    **dict.fromkeys(("version", "seeds", "attempts", "peak_bytes"), (int,)),
+    **dict.fromkeys(("data", "params", "metrics", "conditions"), (dict,)),
+    **dict.fromkeys(("seconds", "cpu_seconds"), (int, float)),
+    "quick": (bool,),
+}
+_VALUES = {  # or lists of them
+    "data": (str,),
+    "metrics": (int, float),
+    **dict.fromkeys(("params", "conditions"), (str, int, float, bool, type(None))),
+}
+_Kind = TypeVar("_Kind", "Head", "Record")
 
 # What went wrong and what to do, by SQLite's primary result code.
 _FAULTS = {
@@ -102,6 +119,24 @@ class Record:
     error: str
 
 
+def checked(values: dict[str, Any], kind: type[_Kind]) -> _Kind:
+    """Return a head or a record of what a file says.
+
+    Raises:
+        ValueError: something in it is missing, or not of the type that it has.
+    """
+    for name in kind.__slots__:
+        if type(values.get(name)) not in _TYPES[name]:
+            raise ValueError(f"its {name} is {values.get(name)!r:.80}")
+    for group, kinds in _VALUES.items():
+        for name, value in values.get(group, {}).items():
+            if not all(isinstance(each, kinds) for each in (value if isinstance(value, list) else [value])):
+                raise ValueError(f"{name!r:.80}, of the {group}, is {value!r:.80}")
+    if "params" in values and type(values["params"].get("seed")) is not int:
+        raise ValueError("its params have no seed")
+    return kind(**values)
+
+
 class Ledger:
     """An open ledger."""
 
@@ -111,14 +146,16 @@ class Ledger:
 
     def head(self) -> Head:
         """Return what it says of itself."""
-        found = {key: json.loads(value) for key, value in self._all("SELECT key, value FROM meta")}
-        return Head(**{name: found[name] for name in Head.__slots__})
+        with _explained(self.path):
+            found = {key: json.loads(value) for key, value in self._all("SELECT key, value FROM meta")}
+            return checked({name: found.get(name) for name in Head.__slots__}, Head)
 
     def records(self) -> list[Record]:
         """Return every trial, in the order of the study."""
         columns = ", ".join(Record.__slots__)
         found = self._all(f"SELECT {columns} FROM trials ORDER BY position, rowid")
-        return [_record(dict(zip(Record.__slots__, values, strict=True))) for values in found]
+        with _explained(self.path):
+            return [_record(dict(zip(Record.__slots__, values, strict=True))) for values in found]
 
     def add(self, trials: Sequence[Trial], *, quick: bool, seeds: int) -> None:
         """Ask for trials; those that it has stay as they are."""
@@ -184,7 +221,7 @@ def writing(path: Path, head: Head) -> Iterator[Ledger]:
     Raises:
         StudyError: it is no ledger of this study, or cannot be written.
     """
-    if path.exists() and path.stat().st_size:
+    if os.path.lexists(path) and not (path.is_file() and not path.stat().st_size):
         _check_file(path)
     else:
         _make_folder(path)
@@ -224,6 +261,8 @@ def _begin(ledger: Ledger, connection: sqlite3.Connection, head: Head) -> None:
 def _check_file(path: Path) -> None:
     """Refuse what is no ledger by its first bytes: SQLite may write to a file that it opens."""
     try:
+        if not S_ISREG(path.stat().st_mode):  # to read from a pipe or a device may take for ever
+            raise StudyError(f"{path}: it is no file; choose another path with --ledger PATH")
         with path.open("rb") as file:
             start = file.read(100)
     except FileNotFoundError:
@@ -272,7 +311,8 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Keep other runners out: a lock of SQLite's on a file beside it, which ends with this process, however it ends."""
-    lock = path.with_name(f"{path.name}.lock")
+    real = path.resolve()  # one lock, whatever link leads there
+    lock = real.with_name(f"{real.name}.lock")
     with closing(_connect(lock, "rwc")) as connection:
         try:
             connection.execute("PRAGMA busy_timeout = 0")
@@ -304,6 +344,8 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _fault(path, error) from None
+    except (ValueError, RecursionError) as error:
+        raise StudyError(f"{path}: it is damaged ({error}); restore it, or start another with --ledger PATH") from None
 
 
 def _fault(path: Path, error: sqlite3.Error) -> StudyError:
@@ -313,7 +355,8 @@ def _fault(path: Path, error: sqlite3.Error) -> StudyError:
 
 
 def _record(values: dict[str, Any]) -> Record:
-    return Record(**{k: json.loads(v) if k in ("params", "metrics", "conditions") else v for k, v in values.items()})
+    columns = ("params", "metrics", "conditions")
+    return checked({k: json.loads(v) if k in columns else v for k, v in values.items()}, Record)
 
 
 def _now() -> str:

@@ -16,7 +16,7 @@ from normwise.rendering import both
 from normwise.studies._data import digests
 from normwise.studies._evidence import Evidence, Unrun
 from normwise.studies._execute import Answer, Order, execute
-from normwise.studies._exported import read_jsonl
+from normwise.studies._exported import EXPORTED, read_jsonl
 from normwise.studies._ledger import Head, Ledger, Record, read, writing
 from normwise.studies._progress import Progress, cost
 from normwise.studies._study import Row, Rows
@@ -98,7 +98,7 @@ def run(
         told: called with sentences for whoever waits; the first one is the cost.
 
     Raises:
-        ValueError: no such study, or arguments that make no sense.
+        ValueError: no such study, or arguments that make no sense, such as a ledger that is called like a report.
         StudyError: its ledger, engine or data cannot be used.
     """
     part = studies.get(name)
@@ -114,7 +114,7 @@ def run(
     name = _name(part)
     trials = asked(name, part, quick=quick, seeds=seeds)
     count = len({trial.params["seed"] for trial in trials})
-    path = _FOLDER / f"{name}.sqlite" if ledger is None else Path(ledger)
+    path = _FOLDER / f"{name}.sqlite" if ledger is None else _checked(Path(ledger))
     head = Head(study=name, version=part.VERSION, data=digests(part.DATA), quick=quick, seeds=count)
     with writing(path, head) as book:
         book.add(trials, quick=quick, seeds=count)
@@ -152,9 +152,18 @@ def show(path: str | Path) -> Evidence:
         StudyError: it is neither, or of a study or version that is not here.
     """
     path = Path(path)
-    exported = path.suffix == ".jsonl"
+    exported = path.suffix.lower() == EXPORTED
     head, records = read_jsonl(path) if exported else read(path)
     return _evidence(_part(path, head), head, None if exported else path, records)
+
+
+def _checked(ledger: Path) -> Path:
+    """Refuse what a report would overwrite, and what would be read as one."""
+    from normwise.studies import reports
+
+    if ledger.suffix.lower() in reports.suffixes():
+        raise ValueError(f"{ledger} names a report, not a ledger: let it end in .sqlite")
+    return ledger
 
 
 def _name(part: ModuleType) -> str:

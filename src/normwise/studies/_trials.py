@@ -11,6 +11,7 @@ from typing import Any
 
 __all__ = ["Trial", "asked", "seconds"]
 
+_MOST_SEEDS = 1000  # far more than a spread needs; the trials of a slip of the keyboard would fill the memory
 _START = 3.0  # CPU-s of a process that imports torch and a study
 
 
@@ -49,11 +50,13 @@ def asked(name: str, part: ModuleType, *, quick: bool, seeds: int | None = None)
         seeds: how many; by default 1 for the small set and the study's own number for the full one.
 
     Raises:
-        ValueError: less than one seed, or several of a study in which nothing is random.
+        ValueError: less than one seed, or far too many, or several of a study in which nothing is random.
     """
     count = (1 if quick else part.SEEDS) if seeds is None else seeds
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"a study takes a whole number of seeds, 1 or more, given {seeds!r}")
+    if count > _MOST_SEEDS:
+        raise ValueError(f"a study takes {_MOST_SEEDS} seeds at most, given {count}")
     if part.SEEDS == 1 and count > 1:
         raise ValueError(f"nothing is random in {name}: it takes one seed, given {count}")
     params = part.trials(quick)

@@ -93,7 +93,9 @@ def _measured(study: ModuleType, order: dict[str, Any]) -> dict[str, Any]:
     metrics = study.measure(order["params"])
     # The peak is not getrusage's: there Linux counts what the process was before exec, a copy of the runner.
     measured = {"seconds": monotonic() - wall, "cpu_seconds": process_time() - cpu, "peak_bytes": _status("VmHWM")}
-    json.dumps(metrics)  # a metric that is no number is the study's fault
+    for name, value in metrics.items():
+        if not all(isinstance(each, (int, float)) for each in (value if isinstance(value, list) else [value])):
+            raise TypeError(f"the metric {name} is no number and no list of numbers")
     return {"outcome": "done", "metrics": metrics, **measured, "conditions": _conditions()}
 
 
@@ -105,7 +107,8 @@ def _limit(memory: int | None) -> None:
     except ImportError:  # Windows has no such limit
         return
     # Libraries take hundreds of MB of what the system counts; a study is asked about its own.
-    limit = memory + _status("VmData")
+    limit, most = memory + _status("VmData"), resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = min(limit, sys.maxsize if most == resource.RLIM_INFINITY else most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 

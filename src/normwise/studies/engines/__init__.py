@@ -1,8 +1,8 @@
 """Engines: what runs the trials of a study, on this machine or on others.
 
 An engine is one file with a docstring, ``EXAMPLE`` (how it is written), ``claims(text)`` (whether ``--engine text``
-means it) and ``start(text, workers)``: a context manager that gives a ``Session`` and ends what still runs when it is
-left.
+means it), ``check(text)`` (refuses what is no address of it) and ``start(text, workers)``: a context manager that gives
+a ``Session`` and ends what still runs when it is left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from normwise.studies.engines import slurm as slurm
 
 __all__ = ["Execute", "Session", "find", "forms", "names", "start"]
 
-_ENGINES = collect(globals(), needs=("EXAMPLE", "claims", "start"))
+_ENGINES = collect(globals(), needs=("EXAMPLE", "claims", "check", "start"))
 
 
 class Execute(Protocol):
@@ -60,10 +60,11 @@ def find(text: str) -> ModuleType:
     """Return the engine that a text means.
 
     Raises:
-        StudyError: no engine is called so; the nearest is given.
+        StudyError: no engine is called so, the nearest is given; or it is no address of one.
     """
     for engine in _ENGINES.values():
         if engine.claims(text):
+            engine.check(text)
             return engine
     near = get_close_matches(text.lower().partition(":")[0], _ENGINES, n=1)
     hint = f"did you mean {_ENGINES[near[0]].EXAMPLE}? " if near else ""

@@ -22,7 +22,7 @@ from normwise.studies._execute import Answer, Order
 from normwise.studies.engines._apart import apart
 from normwise.studies.engines._threads import Function, Run, Threads
 
-__all__ = ["EXAMPLE", "claims", "start"]
+__all__ = ["EXAMPLE", "check", "claims", "start"]
 
 EXAMPLE = "dask://HOST:PORT"
 
@@ -35,6 +35,11 @@ _INTERRUPTED = Answer(outcome="killed", error="interrupted")
 def claims(text: str) -> bool:
     """Return whether the text means a Dask cluster."""
     return re.match(r"dask\b", text) is not None
+
+
+def check(text: str) -> None:
+    """Refuse what is no address."""
+    _address(text)
 
 
 @contextmanager

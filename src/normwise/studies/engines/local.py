@@ -13,7 +13,7 @@ from threading import Event
 from normwise.studies._execute import Answer, Order
 from normwise.studies.engines._threads import Function, Threads
 
-__all__ = ["EXAMPLE", "claims", "start"]
+__all__ = ["EXAMPLE", "check", "claims", "start"]
 
 EXAMPLE = "local"
 
@@ -21,6 +21,10 @@ EXAMPLE = "local"
 def claims(text: str) -> bool:
     """Return whether the text means this machine."""
     return text == "local"
+
+
+def check(text: str) -> None:
+    """Do nothing: there is one form."""
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from normwise.studies._execute import Answer, Order
 from normwise.studies.engines._apart import apart
 from normwise.studies.engines._threads import Function, Run, Threads
 
-__all__ = ["EXAMPLE", "claims", "start"]
+__all__ = ["EXAMPLE", "check", "claims", "start"]
 
 EXAMPLE = "slurm"
 
@@ -50,11 +50,15 @@ def claims(text: str) -> bool:
     return re.match(r"slurm\b", text) is not None
 
 
+def check(text: str) -> None:
+    """Refuse other forms."""
+    if text not in ("slurm", _LOCAL):
+        raise StudyError(f"{text} is no form of Slurm: give slurm, or {_LOCAL} to run its jobs on this machine")
+
+
 @contextmanager
 def start(text: str, workers: int | None) -> Iterator[Threads]:
     """Submit jobs; those that are left at the end are cancelled."""
-    if text not in ("slurm", _LOCAL):
-        raise StudyError(f"{text} is no form of Slurm: give slurm, or {_LOCAL} to run its jobs on this machine")
     try:
         import submitit
     except ImportError:

@@ -1,4 +1,7 @@
-"""CSV, one row a trial: parameters, metrics, cost and conditions as columns; lists as JSON."""
+"""CSV, one row a trial: parameters, metrics, cost and conditions as columns; lists as JSON.
+
+Text that a spreadsheet would take for a formula has an apostrophe before it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+from normwise.rendering import clean
 from normwise.rendering.plain import plain
 from normwise.studies.reports._columns import columns
 
@@ -24,10 +28,12 @@ def render(evidence: Evidence) -> str:
     made = columns(evidence)
     page = io.StringIO()
     writer = csv.writer(page, lineterminator="\n")
-    writer.writerow(made)
+    writer.writerow(map(_cell, made))
     writer.writerows([_cell(value) for value in row] for row in zip(*made.values(), strict=True))
     return page.getvalue()
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return f"'{clean(value)}" if value.startswith(("=", "+", "-", "@")) else clean(value)
     return json.dumps(plain(value), allow_nan=False) if isinstance(value, (list, tuple, dict)) else value
