@@ -49,7 +49,7 @@ from normwise.rendering import both
 from normwise.rendering.plots import Chart, Line
 from normwise.studies._corpus import VOCABULARY, corpus
 from normwise.studies._curves import across
-from normwise.studies._outcomes import not_shown
+from normwise.studies._outcomes import not_shown, outcome
 from normwise.studies._seeds import mean, order, spelled
 from normwise.studies._storage import adam_bound, stored_training
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
@@ -209,19 +209,23 @@ def _judge_offset(rows: Rows) -> Judgement:
 
 
 def _judge_cures(rows: Rows) -> Judgement:
-    left = {
-        storage: rows.where(storage=storage, offset=False, decay=0.0).spread("never_moved")[1]
-        for storage in ("master", "stochastic")
-    }
-    says = both(
-        f"never moved, at most: {left['master']:.1%} with float32 master weights, {left['stochastic']:.1%} with "
-        "stochastic rounding",
-        f"从未移动的至多：float32 主权重 {left['master']:.1%}，随机舍入 {left['stochastic']:.1%}",
+    left: dict[str, dict[float, float]] = {}
+    for storage in ("master", "stochastic"):
+        cured = rows.where(storage=storage, offset=False, decay=0.0)
+        rates = sorted(cured.distinct("rate"))
+        left[storage] = {rate: cured.where(rate=rate).spread("never_moved")[1] for rate in rates}
+    told = {name: ", ".join(f"{rate:g}: {share:.1%}" for rate, share in found.items()) for name, found in left.items()}
+    decided = outcome(share <= _FREE for found in left.values() for share in found.values())
+    depends = decided is Outcome.DEPENDS
+    return Judgement(
+        decided,
+        both(
+            f"{'depends on the learning rate: ' * depends}never moved, at most, by rate: float32 master weights "
+            f"{told['master']}; stochastic rounding {told['stochastic']}",
+            f"{'取决于学习率：' * depends}从未移动的至多（按学习率）：float32 主权重 {told['master']}；"
+            f"随机舍入 {told['stochastic']}",
+        ),
     )
-    free = [storage for storage, share in left.items() if share <= _FREE]
-    if len(free) == 1:
-        return Judgement(Outcome.DEPENDS, both(f"depends on which: {says}", f"取决于哪一种：{says.zh}"))
-    return Judgement(Outcome.CONFIRMED if free else Outcome.REFUTED, says)
 
 
 def _judge_loss(rows: Rows) -> Judgement:
