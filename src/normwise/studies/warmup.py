@@ -178,8 +178,16 @@ def _post_needs(rows: Rows) -> Judgement:
     en = f"at 1e-3 it ends at {without} nats without warm-up and at {with_it} with 100 steps; unigram loss {unigram}"
     zh = f"学习率 1e-3 时，不预热结束于 {without} 奈特，预热 100 步结束于 {with_it}；一元模型的损失为 {unigram}"
     if not (_none_learns(cold) and _all_learn(warm)):
-        mixed = not (_all_learn(cold) or _none_learns(warm))
-        return Judgement(Outcome.DEPENDS if mixed else Outcome.REFUTED, both(en, zh))
+        if _all_learn(cold) or _none_learns(warm):
+            return Judgement(Outcome.REFUTED, both(en, zh))
+        seeds = f"{_learned(cold)}/{len(cold)}", f"{_learned(warm)}/{len(warm)}"
+        return Judgement(
+            Outcome.DEPENDS,
+            both(
+                f"the seed: {seeds[0]} learn without warm-up, {seeds[1]} with it; {en}",
+                f"种子：不预热时 {seeds[0]} 能学，预热后 {seeds[1]} 能学；{zh}",
+            ),
+        )
     other = [rate for rate in _RATES if rows.has(placement="post", rate=rate, warm_up=_WARM_UP)]
     unneeded = [rate for rate in other if _all_learn(_at(rows, "post", 0, rate))]
     useless = [rate for rate in other if _none_learns(_at(rows, "post", _WARM_UP, rate))]
@@ -235,16 +243,17 @@ def _placement_is_the_cause(rows: Rows) -> Judgement:
     en += f"token cosine before training {cosines[0]} and {cosines[1]}"
     zh = f"结束于 {whole} 奈特，初始分支乘 {number(gain)} 时为 {small}；"
     zh += f"训练前词元余弦为 {cosines[0]} 与 {cosines[1]}"
-    if not _none_learns(cold):
+    if _all_learn(cold):
         return Judgement(Outcome.DEPENDS, both(f"it learns as it is: {en}", f"原样也能学：{zh}"))
     if not learning:
         return Judgement(Outcome.CONFIRMED, both(f"small branches do not help: {en}", f"小分支没有帮助：{zh}"))
-    top = number(gain)
+    top, seeds = number(gain), f"{_learned(cold)}/{len(cold)}"
     return Judgement(
         Outcome.REFUTED,
         both(
-            f"the same Post-Norm without warm-up learns when its branches start smaller, up to gain {top}: {en}",
-            f"同样不预热的 Post-Norm，只要初始分支更小（增益不超过 {top}）就能学：{zh}",
+            f"the same Post-Norm without warm-up learns in {seeds} seeds as it is, in all when its branches start "
+            f"smaller, up to gain {top}: {en}",
+            f"同样不预热的 Post-Norm 原样有 {seeds} 个种子能学，初始分支更小（增益不超过 {top}）时全部能学：{zh}",
         ),
     )
 
