@@ -46,6 +46,7 @@ def test_a_seed_without_all_rates_is_left_out() -> None:
         ([[2, 3], [2, 5]], [[2, 4]], [[2, 4]], Outcome.REFUTED),
         ([[2, 2.5]], [[2, 4]], [[2, 4]], Outcome.REFUTED),
         ([[2, 4.05]], [[2, 4]], [[2, 4]], Outcome.REFUTED),
+        ([[2, 4.05], [2, 4.06]], [[2, 4], [2, 4.01]], [[2, 4]], Outcome.CONFIRMED),
         ([[2, 4]], [[2, 3]], [[2, 5]], Outcome.DEPENDS),
     ],
 )

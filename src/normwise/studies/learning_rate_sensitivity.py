@@ -137,8 +137,9 @@ def _compare(rows: Rows, worse: str, better: tuple[str, ...]) -> Judgement:
     """Confirm where every seed of ``worse`` is clearly more sensitive than every seed of all of ``better``."""
     bad, good = _sensitivities(rows, worse), {name: _sensitivities(rows, name) for name in better}
     said = ", ".join(f"{name} {spelled(values, _FORM)}" for name, values in [(worse, bad), *good.items()])
-    apart = [name for name, values in good.items() if min(bad) > max(values) + _NOISE]
-    against = [name for name, values in good.items() if max(bad) < min(values) - _NOISE]
+    margin = _NOISE if len(bad) == 1 else 0.0  # several seeds show their own spread
+    apart = [name for name, values in good.items() if min(bad) > max(values) + margin]
+    against = [name for name, values in good.items() if max(bad) < min(values) - margin]
     if len(apart) == len(good):
         return Judgement(Outcome.CONFIRMED, both(f"sensitivity in nats: {said}", f"敏感度（奈特）：{said}"))
     if not apart:
