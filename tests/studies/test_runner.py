@@ -24,7 +24,7 @@ import normwise as nw
 from normwise import studies
 from normwise.errors import StudyError
 from normwise.rendering import in_language
-from normwise.studies import engines
+from normwise.studies import _trials, engines
 from normwise.studies._execute import Answer, execute
 from normwise.studies._ledger import Head, read, writing
 from normwise.studies._progress import Progress
@@ -133,7 +133,8 @@ def _run_elsewhere(sends: Connection, path: Path, given: dict[str, Any]) -> None
 # What a run gives
 
 
-def test_a_study_runs_and_its_ledger_shows_the_same(ledger: Path) -> None:
+def test_a_study_runs_and_its_ledger_shows_the_same(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_trials, "_START", 0.0)
     said: list[str] = []
     evidence = nw.study("toy", ledger=ledger, told=said.append)
     assert evidence.finished
@@ -186,7 +187,10 @@ def test_what_diverged_is_kept_as_it_was(ledger: Path, asks: Callable[..., None]
     assert studies.show(ledger).rows[0].metrics["inf"] == math.inf
 
 
-def test_progress_is_told_in_expected_time(ledger: Path, asks: Callable[..., None]) -> None:
+def test_progress_is_told_in_expected_time(
+    ledger: Path, asks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_trials, "_START", 0.0)
     asks({"does": "number"}, {"does": "raise"}, {"does": "number"})
     told: list[tuple[str, int, int]] = []
     studies.study("toy", quick=True, ledger=ledger, advance=lambda *said: told.append(said))

@@ -72,7 +72,7 @@ def test_a_study_without_a_stored_run_says_so_with_what_it_would_cost(pages: Mod
     assert files["never-run.md"].endswith("No full run is stored yet.\n")
     rows = [line for line in files["README.md"].splitlines() if "not run" in line]
     assert len(rows) == 4
-    assert "full set: 6 trials, about 6 CPU-minutes" in rows[0]
+    assert "full set: 6 trials, about 6.3 CPU-minutes" in rows[0]
 
 
 def test_the_index_has_every_claim_with_its_verdict(pages: ModuleType) -> None:
