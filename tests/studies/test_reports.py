@@ -26,6 +26,12 @@ every_format = pytest.mark.parametrize("name", reports.names())
 both_languages = pytest.mark.parametrize("lang", ["en", "zh"])
 
 
+@pytest.fixture(autouse=True)
+def _width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text is as wide as the terminal; pytest-xdist's processes have one of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> Evidence:
     made = evidence()
