@@ -8,10 +8,11 @@ a docstring (its documentation page) and the names its family needs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
-__all__ = ["collect", "page", "page_title"]
+__all__ = ["collect", "named", "page", "page_title"]
 
 
 def collect(namespace: Mapping[str, Any], *, needs: Iterable[str]) -> dict[str, ModuleType]:
@@ -36,6 +37,25 @@ def collect(namespace: Mapping[str, Any], *, needs: Iterable[str]) -> dict[str, 
             raise TypeError(f"{module.__file__}: a part of {package} needs a docstring, it is its page")
         parts[name.replace("_", "-")] = module
     return parts
+
+
+def named(name: str, parts: Mapping[str, ModuleType], kind: str) -> ModuleType:
+    """Return the part of a name that a user wrote; capitals are small letters, underscores are hyphens.
+
+    Args:
+        name: as it was written.
+        parts: of the family by name, in the order in which they are listed.
+        kind: what one of them is called.
+
+    Raises:
+        ValueError: none is called so; the nearest name is given.
+    """
+    asked = name.lower().replace("_", "-")
+    if asked not in parts:
+        near = get_close_matches(asked, parts, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(parts)}"
+        raise ValueError(f"no {kind} is called {name!r}: {hint}")
+    return parts[asked]
 
 
 def page(part: ModuleType, lang: str = "en") -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from normwise import kernels
-from normwise._parts import collect
+from normwise._parts import collect, named
 from normwise.benchmarks import batch_norm as batch_norm
 from normwise.benchmarks import conversions as conversions
 from normwise.benchmarks import llama as llama
@@ -102,12 +101,7 @@ def find(name: str) -> ModuleType:
     Raises:
         ValueError: none is called so.
     """
-    wanted = name.lower().replace("_", "-")
-    if wanted in BENCHMARKS:
-        return BENCHMARKS[wanted]
-    near = get_close_matches(wanted, names(), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names())}"
-    raise ValueError(f"no benchmark is called {name!r}: {hint}")
+    return named(name, {each: BENCHMARKS[each] for each in names()}, "benchmark")
 
 
 def run(

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
-from normwise._parts import collect
+from normwise._parts import collect, named
 from normwise.conversions import _options
 from normwise.conversions import fold_affine as fold_affine
 from normwise.conversions import fold_batch_norm as fold_batch_norm
@@ -75,12 +74,7 @@ def get(name: str) -> ModuleType:
     Raises:
         ValueError: no such conversion; the nearest name is given.
     """
-    asked = name.lower().replace("_", "-")
-    if asked not in _CONVERSIONS:
-        near = get_close_matches(asked, _CONVERSIONS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(_CONVERSIONS)}"
-        raise ValueError(f"no conversion is called {name!r}: {hint}")
-    return _CONVERSIONS[asked]
+    return named(name, _CONVERSIONS, "conversion")
 
 
 def plan(name: str, model: str | nn.Module | Target, inputs: Any = None, **options: Any) -> Plan:

@@ -7,10 +7,9 @@ A study is one file with a docstring and ``ZH`` (its page in two languages), ``V
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from types import ModuleType
 
-from normwise._parts import collect
+from normwise._parts import collect, named
 from normwise.studies import batch_norm_in_sequence_models as batch_norm_in_sequence_models
 from normwise.studies import batch_size as batch_size
 from normwise.studies import effective_depth as effective_depth
@@ -69,9 +68,4 @@ def get(name: str) -> ModuleType:
     Raises:
         ValueError: no such study; the nearest name is given.
     """
-    asked = name.lower().replace("_", "-")
-    if asked not in _STUDIES:
-        near = get_close_matches(asked, _STUDIES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(_STUDIES)}"
-        raise ValueError(f"no study is called {name!r}: {hint}")
-    return _STUDIES[asked]
+    return named(name, _STUDIES, "study")
