@@ -53,7 +53,7 @@ def test_a_seed_without_all_rates_is_left_out() -> None:
 def test_only_what_the_seeds_keep_apart_is_concluded(
     post: list[list[float]], pre: list[list[float]], sandwich: list[list[float]], outcome: Outcome
 ) -> None:
-    assert POST(rows({"post": post, "pre": pre, "sandwich": sandwich})).outcome is outcome
+    assert POST(rows({"post": post, "pre": pre, "sandwich": sandwich, "deep-norm": pre})).outcome is outcome
 
 
 def test_qk_norm_is_compared_with_plain_pre_norm() -> None:

@@ -87,7 +87,7 @@ def test_small_branches_that_learn_refute_the_placement_as_the_cause() -> None:
 
 def test_the_quick_set_is_part_of_the_full_one_and_trials_are_not_repeated() -> None:
     full = warmup.trials(quick=False)
-    assert len(full) == 18
+    assert len(full) == 4 * 3 * 2 + 4  # placements, rates, warm-ups; gains
     assert all(full.count(trial) == 1 for trial in full)
     assert all(trial in full for trial in warmup.trials(quick=True))
 

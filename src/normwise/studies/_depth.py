@@ -12,7 +12,7 @@ from normwise.models import Decoder
 from normwise.studies._corpus import Corpus
 from normwise.studies._training import validation_loss
 
-__all__ = ["costs_of_dropping", "influence", "path_angle"]
+__all__ = ["costs_of_dropping", "influence", "path_angle", "token_cosine"]
 
 
 @torch.no_grad()
@@ -23,6 +23,13 @@ def influence(model: Decoder, ids: torch.Tensor) -> list[float]:
         entered, x = x, layer(x)
         found.append(float(1 - functional.cosine_similarity(entered.double(), x.double(), dim=-1).mean()))
     return found
+
+
+def token_cosine(x: torch.Tensor) -> float:
+    """Return the mean cosine between two tokens of a window, of x [B, T, H]; 1: they cannot be told apart."""
+    unit = functional.normalize(x.double(), dim=-1)
+    steps = x.shape[1]
+    return float(((unit.sum(1).pow(2).sum(-1) - steps) / (steps * (steps - 1))).mean())
 
 
 def path_angle(influence: list[float]) -> float:

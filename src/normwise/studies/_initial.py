@@ -16,6 +16,7 @@ from normwise.blocks import MLP, Attention, Layer, Stack, norm_maker
 from normwise.models import initialise
 from normwise.spec import Wiring
 from normwise.studies._corpus import VOCABULARY, corpus
+from normwise.studies._depth import token_cosine
 from normwise.studies._study import Params
 from normwise.theory import Prediction, predict
 
@@ -126,7 +127,7 @@ def _walk(stack: Stack, x: torch.Tensor, head: torch.Tensor, targets: torch.Tens
     energies = [stream.grad.double().pow(2).mean(-1) for stream in streams if stream.grad is not None]
     return Walk(
         q=[_square(stream) for stream in streams],
-        rho=[_correlation(stream.detach()) for stream in streams],
+        rho=[token_cosine(stream.detach()) for stream in streams],
         before=before,
         branch=branch,
         added=added,
@@ -141,12 +142,6 @@ def _walk(stack: Stack, x: torch.Tensor, head: torch.Tensor, targets: torch.Tens
 
 def _square(x: torch.Tensor) -> float:
     return float(x.detach().double().pow(2).mean())
-
-
-def _correlation(x: torch.Tensor) -> float:
-    unit = F.normalize(x.double(), dim=-1)
-    steps = x.shape[1]
-    return float(((unit.sum(1).pow(2).sum(-1) - steps) / (steps * (steps - 1))).mean())
 
 
 def _norms(stack: Stack, kind: str, role: str) -> list[float]:

@@ -31,8 +31,10 @@ def conditions(norm: str = "LayerNorm") -> Text:
 def language_model(placement: str, layers: int, *, gain: float = 1.0, **options: Any) -> Decoder:
     """Return a model of bytes with windows of 64.
 
-    Xavier's initialisation times the placement's gains, as the classes that Post-Norm was published with have it;
-    embeddings are scaled by sqrt(H) (Vaswani et al. 2017), so that the stream starts at mean square 1.
+    Xavier's initialisation times the placement's gains, as the classes that Post-Norm was published with have it. Token
+    embeddings are drawn from N(0, 1) as torch.nn.Embedding does it, so that the stream starts at mean square 1. The
+    other way there, small embeddings times sqrt(H) (Vaswani et al. 2017), multiplies their learning rate by sqrt(H)
+    under Adam: Post-Norm that is stuck then sometimes gets away by its embeddings alone.
 
     Args:
         placement: where the norms sit.
@@ -41,9 +43,10 @@ def language_model(placement: str, layers: int, *, gain: float = 1.0, **options:
         options: of ``normwise.models.Decoder``.
     """
     chosen: dict[str, Any] = {"norm": "layer", "init": "xavier", "positions": "learned", "bias": True, "tied": False}
-    chosen |= {"context": LENGTH, "embedding_scale": math.sqrt(HIDDEN), "placement": placement}
+    chosen |= {"context": LENGTH, "placement": placement}
     model = Decoder(VOCABULARY, HIDDEN, layers, HEADS, **(chosen | options))
     with torch.no_grad():
+        nn.init.normal_(model.embedding.tokens.weight)
         for name, linear in model.stack.named_modules():
             role = name.rpartition(".")[2]
             if isinstance(linear, nn.Linear):

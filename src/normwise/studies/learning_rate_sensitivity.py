@@ -1,8 +1,8 @@
 """Which placements forgive a wrong learning rate
 
 ## Claim
-Pre-Norm and Sandwich (Peri-LN) train over a wide range of learning rates, Post-Norm only at small ones; normalizing
-queries and keys widens the range of Pre-Norm.
+Pre-Norm, Sandwich (Peri-LN) and DeepNorm train over a wide range of learning rates, Post-Norm only at small ones;
+normalizing queries and keys widens the range of Pre-Norm.
 
 ## Source
 Wortsman et al. 2023, https://arxiv.org/abs/2309.14322: the measure, and QK norm. Xiong et al. 2020,
@@ -11,10 +11,10 @@ Post-Norm. Kim et al. 2025, https://arxiv.org/abs/2502.02732: Peri-LN, the wirin
 
 ## Method
 Learning rate sensitivity is the mean, over rates spread evenly in the logarithm, of min(loss(rate), loss at the start)
-minus the smallest loss over the rates, in nats: 0 for a model to which the rate is all the same. Rates 1e-3, 3e-3,
-1e-2, 3e-2, 0.1. A causal language model of bytes: 6 layers, hidden size 64, 4 heads, GELU, RMSNorm, Xavier's
-initialisation with 1/sqrt(2) on q, k and v, embeddings times sqrt(H). AdamW(0.9, 0.98) without weight decay and without
-clipping, 200 steps of 8 windows of 64 bytes, the rate rising over 40 steps and constant from there on. A run whose loss
+minus the smallest loss over the rates, in nats: 0 for a model to which the rate is all the same. Rates 3e-4, 1e-3,
+3e-3, 1e-2, 3e-2, 0.1. A causal language model of bytes: 6 layers, hidden size 64, 4 heads, GELU, RMSNorm, Xavier's
+initialisation with 1/sqrt(2) on q, k and v, embeddings from N(0, 1). AdamW(0.9, 0.98) without weight decay and without
+clipping, 400 steps of 8 windows of 64 bytes, the rate rising over 80 steps and constant from there on. A run whose loss
 is not finite counts as the loss at the start.
 
 ## What would refute it
@@ -26,7 +26,7 @@ About 15 CPU-minutes with 3 seeds, 3 with `--quick`.
 
 ## What this cannot show
 How the range shrinks with the size of the model, which is Wortsman's point: his models have up to 10^10 parameters and
-10^5 steps, his figures are printed as curves only. Logits of attention that grow over 10^4 steps do not occur in 200.
+10^5 steps, his figures are printed as curves only. Logits of attention that grow over 10^4 steps do not occur in 400.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from normwise.studies._training import train, validation_loss
 ZH = """哪些放置方式能容忍不合适的学习率
 
 ## 主张
-Pre-Norm 和 Sandwich（Peri-LN）在很宽的学习率范围内都能训练，Post-Norm 只能用小学习率；
+Pre-Norm、Sandwich（Peri-LN）和 DeepNorm 在很宽的学习率范围内都能训练，Post-Norm 只能用小学习率；
 对查询和键做归一化会加宽 Pre-Norm 的范围。
 
 ## 出处
@@ -59,9 +59,9 @@ Kim 等 2025，https://arxiv.org/abs/2502.02732：Peri-LN，接线与 Sandwich �
 
 ## 方法
 学习率敏感度：在对数上等距的学习率上，取 min(该学习率的损失, 初始损失) 减去各学习率中最小的损失，再求平均，单位 奈特；
-对学习率完全无所谓的模型为 0。学习率 1e-3、3e-3、1e-2、3e-2、0.1。字节级因果语言模型：6 层，隐藏维度 64，
-4 个头，GELU，RMSNorm，Xavier 初始化，q、k、v 乘 1/sqrt(2)，嵌入乘 sqrt(H)。AdamW(0.9, 0.98)，无权重衰减，
-无裁剪，200 步，每步 8 个 64 字节的窗口，学习率用 40 步升上去，之后不变。损失不是有限数的训练按初始损失计。
+对学习率完全无所谓的模型为 0。学习率 3e-4、1e-3、3e-3、1e-2、3e-2、0.1。字节级因果语言模型：6 层，隐藏维度 64，
+4 个头，GELU，RMSNorm，Xavier 初始化，q、k、v 乘 1/sqrt(2)，嵌入取自 N(0, 1)。AdamW(0.9, 0.98)，无权重衰减，
+无裁剪，400 步，每步 8 个 64 字节的窗口，学习率用 80 步升上去，之后不变。损失不是有限数的训练按初始损失计。
 
 ## 什么会推翻它
 Post-Norm 的敏感度没有超过 Pre-Norm（差别不大于种子之间的差别）；有无 QK 归一化 的 Pre-Norm 同理。
@@ -71,17 +71,17 @@ Post-Norm 的敏感度没有超过 Pre-Norm（差别不大于种子之间的差�
 
 ## 这里无法说明的
 范围如何随模型变大而缩小，而这正是 Wortsman 的要点：他的模型大到 10^10 个参数、10^5 步，数值只以曲线给出。
-注意力分数在 10^4 步里慢慢变大的现象不会出现在 200 步里。
+注意力分数在 10^4 步里慢慢变大的现象不会出现在 400 步里。
 """
 
-VERSION = 1
+VERSION = 2
 DATA = ("standard-library",)
 SEEDS = 3
 
-_LAYERS, _STEPS, _BATCH, _WARM_UP = 6, 200, 8, 40
-_ARRANGEMENTS = ("post", "pre", "pre + QK norm", "sandwich")
+_LAYERS, _STEPS, _BATCH, _WARM_UP = 6, 400, 8, 80
+_ARRANGEMENTS = ("post", "pre", "pre + QK norm", "sandwich", "deep-norm")
 _QK = " + QK norm"
-_RATES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1)
+_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
 _QUICK_RATES = (1e-3, 1e-2, 0.1)
 _FORM = ".2f"  # of a sensitivity
 _NOISE = 0.05  # nat; losses of one model over the seeds differ by up to this, so smaller gaps show nothing
@@ -96,7 +96,7 @@ def trials(quick: bool) -> list[dict[str, Any]]:
 
 def seconds(params: Params) -> float:
     """Return the CPU-seconds of a trial."""
-    return 0.0009 * params["layers"] * params["steps"] * params["batch"]
+    return 0.0007 * params["layers"] * params["steps"] * params["batch"]
 
 
 def measure(params: Params) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def _compare(rows: Rows, worse: str, better: tuple[str, ...]) -> Judgement:
 
 
 def _post_is_sensitive(rows: Rows) -> Judgement:
-    return _compare(rows, "post", ("pre", "sandwich"))
+    return _compare(rows, "post", ("pre", "sandwich", "deep-norm"))
 
 
 def _qk_norm_helps(rows: Rows) -> Judgement:
@@ -162,8 +162,8 @@ def _qk_norm_helps(rows: Rows) -> Judgement:
 CLAIMS = (
     Claim(
         both(
-            "Post-Norm is more sensitive to the rate than Pre-Norm and Sandwich",
-            "Post-Norm 对学习率比 Pre-Norm 和 Sandwich 更敏感",
+            "Post-Norm is more sensitive to the rate than Pre-Norm, Sandwich and DeepNorm",
+            "Post-Norm 对学习率比 Pre-Norm、Sandwich 和 DeepNorm 更敏感",
         ),
         "Xiong et al. 2020, https://arxiv.org/abs/2002.04745; Kim et al. 2025, https://arxiv.org/abs/2502.02732",
         _post_is_sensitive,
