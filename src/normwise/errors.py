@@ -6,7 +6,9 @@ NormwiseError
 ├── NotKnown            a fact cannot be had here: "not checked: why"
 │   └── NoNorm          a module that is no norm, where the convention of one is asked
 ├── ConversionRefused   a change would alter what the model computes        exit 1
-└── StudyError          a study cannot be run: its ledger, engine or data   exit 2
+├── StudyError          a study cannot be run: its ledger, engine or data   exit 2
+├── CheckpointError     a file of weights that is broken, hostile or too large to be read here   exit 2
+└── ConfigurationError  [tool.normwise], a baseline or a suppression that cannot be followed     exit 2
 
 Wrong arguments stay ``ValueError`` and ``TypeError``, as in torch.
 """
@@ -15,7 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["ConversionRefused", "NoNorm", "NormwiseError", "NotKnown", "StudyError", "TargetError", "TraceError"]
+__all__ = [
+    "CheckpointError",
+    "ConfigurationError",
+    "ConversionRefused",
+    "NoNorm",
+    "NormwiseError",
+    "NotKnown",
+    "StudyError",
+    "TargetError",
+    "TraceError",
+]
 
 
 class NormwiseError(Exception):
@@ -56,3 +68,32 @@ class ConversionRefused(NormwiseError):
 
 class StudyError(NormwiseError):
     """A study that cannot be run: a ledger that is no ledger of it, an engine that is missing, data that changed."""
+
+
+class CheckpointError(NormwiseError):
+    """A file of weights that is not read: broken, hostile, or beyond a limit.
+
+    Whatever the bytes are, reading them raises this or nothing.
+
+    Args:
+        code: the kind of defect in kebab-case, for programs: "truncated", "pickle-needs-code", "too-large", ...
+        path: the file.
+        reason: what is wrong, and one next step.
+    """
+
+    def __init__(self, code: str, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.code, self.path, self.reason = code, path, reason
+
+
+class ConfigurationError(NormwiseError):
+    """A configuration, a baseline or a suppression that cannot be followed; the message names file and line.
+
+    Args:
+        where: FILE or FILE:LINE.
+        reason: what is wrong there, and one next step.
+    """
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where, self.reason = where, reason

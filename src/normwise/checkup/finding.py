@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Basis", "Finding", "NotChecked", "Severity"]
+__all__ = ["Basis", "Finding", "NotChecked", "Severity", "Suppressed", "Unused"]
 
 
 class Severity(StrEnum):
@@ -75,3 +75,24 @@ class NotChecked:
     code: str
     name: str
     why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suppressed:
+    """A finding that was made and does not count, because somebody said so."""
+
+    finding: Finding
+    by: str  # "configuration", "ignore" or "baseline"
+    where: str  # FILE:LINE of the configuration, path of the module, file of the baseline
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unused:
+    """A suppression that met no finding although its rule judged the target."""
+
+    code: str
+    pattern: str  # of module paths
+    by: str
+    where: str
+    reason: str

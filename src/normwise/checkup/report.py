@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normwise.checkup.finding import Finding, NotChecked, Severity
+from normwise.checkup.finding import Finding, NotChecked, Severity, Suppressed, Unused
 from normwise.facts.records import Break, NormSite, Placement, ProfileRow
 
 __all__ = ["Cost", "Report"]
@@ -47,6 +47,8 @@ class Report:
     findings: tuple[Finding, ...] = ()
     passed: tuple[str, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
+    suppressed: tuple[Suppressed, ...] = ()  # found, and kept quiet by configuration, ``nw.ignore`` or a baseline
+    unused: tuple[Unused, ...] = ()  # suppressions that kept nothing quiet
     rules_run: bool = True  # False for a map
     tolerances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the rules that ran, by code
     unchanged: bool | None = None  # parameters and buffers bit-identical afterwards; None: not compared
