@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
@@ -23,6 +23,7 @@ from normwise.studies import engines
 from normwise.studies._execute import Answer, Order, execute
 from normwise.studies.engines import dask, slurm
 from tests.studies import toy
+from tests.studies.running import alive, eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,22 +73,6 @@ def pids(log: Path, at: int) -> list[int]:
     return [int(line.split()[0]) for line in lines if line.endswith(f" {at}")]
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def eventually(holds: Callable[[], Any], within: float = 60) -> bool:
-    deadline = time.monotonic() + within
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 # -- the same everywhere ---------------------------------------------------------------------------
 
 
@@ -95,7 +80,7 @@ def eventually(holds: Callable[[], Any], within: float = 60) -> bool:
 def test_the_rows_are_those_of_this_machine(engine: str, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     ask(monkeypatch, {"does": "odd numbers"}, {"does": "number"})
     assert rows(engine) == rows("local")
-    assert [path.name for path in (place / "normwise-studies").glob("*")] == []
+    assert list(place.glob("slurm-*")) == []
 
 
 @pytest.mark.slow
@@ -135,7 +120,7 @@ def test_a_killed_worker_loses_only_its_trial(engine: str, monkeypatch: pytest.M
 def test_leaving_ends_what_runs(engine: str, place: Path) -> None:
     log = place / "log"
     order = Order(study=toy.__name__, version=1, params={"does": "sleep", "seconds": 300, "at": 0, "log": str(log)})
-    with engines.start(engine, 1) as session:
+    with engines.start(engine, 1, place) as session:
         future = session.submit(execute, order)
         assert eventually(lambda: pids(log, 0))
     assert future.result().outcome == "killed"
@@ -146,10 +131,11 @@ def test_leaving_ends_what_runs(engine: str, place: Path) -> None:
 def test_the_trial_of_a_killed_runner_ends_on_dask(cluster: str, place: Path) -> None:
     log = place / "log"
     code = f"""
+from pathlib import Path
 from normwise.studies import engines
 from normwise.studies._execute import Order, execute
 params = {{"does": "sleep", "seconds": 300, "at": 0, "log": {str(log)!r}}}
-with engines.start({cluster!r}, 1) as session:
+with engines.start({cluster!r}, 1, Path()) as session:
     session.submit(execute, Order(study={toy.__name__!r}, version=1, params=params)).result()
 """
     with subprocess.Popen([sys.executable, "-W", "ignore", "-c", code]) as runner:
@@ -161,8 +147,8 @@ with engines.start({cluster!r}, 1) as session:
 # -- what cannot be reached ------------------------------------------------------------------------
 
 
-def refused(text: str, workers: int | None = 1) -> str:
-    with pytest.raises(StudyError) as failure, engines.start(text, workers):
+def refused(text: str, workers: int | None = 1, folder: Path = Path()) -> str:
+    with pytest.raises(StudyError) as failure, engines.start(text, workers, folder):
         pass
     return str(failure.value)
 
@@ -291,13 +277,13 @@ def test_jobs_of_slurm_bring_their_rows_and_leave_no_files(
 ) -> None:
     ask(monkeypatch, {"does": "number"})
     assert rows("slurm") == rows("local")
-    assert list((place / "normwise-studies").iterdir()) == []
+    assert list(place.glob("slurm-*")) == []
 
 
 def test_a_job_is_cancelled_when_the_run_ends(commands: Path, place: Path) -> None:
     log = place / "log"
     order = Order(study=toy.__name__, version=1, params={"does": "sleep", "seconds": 300, "at": 0, "log": str(log)})
-    with engines.start("slurm", 1) as session:
+    with engines.start("slurm", 1, place) as session:
         future = session.submit(execute, order)
         assert eventually(lambda: pids(log, 0))
     assert future.result().outcome == "killed"
@@ -351,5 +337,5 @@ def test_without_slurm_the_missing_command_is_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(place: Path) -> None:
-    (place / "normwise-studies").write_text("a file")
-    assert f"{place / 'normwise-studies'}: " in refused("slurm://local")
+    (place / "file").write_text("")
+    assert f"{place / 'file'}: " in refused("slurm://local", folder=place / "file")

@@ -1,20 +1,14 @@
-"""A run loses nothing that was written, whatever ends it, and a second one runs only what is open."""
+"""What a run gives, tries again and refuses."""
 
 from __future__ import annotations
 
 import math
 import os
-import random
-import resource
 import signal
-import sqlite3
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,108 +20,12 @@ from normwise.errors import StudyError
 from normwise.rendering import in_language
 from normwise.studies import _trials, engines
 from normwise.studies._execute import Answer, execute
-from normwise.studies._ledger import Head, read, writing
+from normwise.studies._ledger import Head, writing
 from normwise.studies._progress import Progress
 from tests.studies import toy
+from tests.studies.running import Elsewhere, done, eventually, intact, starts
 
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the toy a study of this process; its workers find it by its module."""
-    monkeypatch.setitem(studies._STUDIES, "toy", toy)
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    return tmp_path / "toy.sqlite"
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    """Return the file in which every start of a trial leaves a line: process, trial."""
-    return tmp_path / "log"
-
-
-@pytest.fixture
-def asks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let the toy ask for these trials."""
-
-    def ask(*params: dict[str, Any]) -> None:
-        monkeypatch.setattr(toy, "trials", lambda quick: [{"at": at, **each} for at, each in enumerate(params)])
-
-    return ask
-
-
-def starts(log: Path) -> list[list[int]]:
-    lines = log.read_text().splitlines() if log.exists() else []
-    return [[int(number) for number in line.split()] for line in lines if line.count(" ") == 1]
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process runs: one that is over and not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def eventually(holds: Callable[[], Any], within: float = 20) -> bool:
-    deadline = time.monotonic() + within
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
-
-
-def intact(path: Path) -> bool:
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-def done(path: Path) -> dict[int, float]:
-    """Return the values that are in the ledger, by trial."""
-    try:
-        records = read(path)[1]
-    except (StudyError, KeyError):  # it is being begun
-        return {}
-    return {record.params["at"]: record.metrics["value"] for record in records if record.state == "done"}
-
-
-class Elsewhere:
-    """A run in a process of its own, in a group of its own, as in a terminal."""
-
-    def __init__(self, path: Path, **given: Any) -> None:
-        context = get_context("fork")  # a fresh interpreter would take seconds to load torch
-        self.said, sends = context.Pipe(duplex=False)
-        self.process = context.Process(target=_run_elsewhere, args=(sends, path, given))
-        self.process.start()
-        sends.close()
-
-    def signal(self, number: int) -> None:
-        assert self.process.pid is not None
-        eventually(lambda: os.getpgid(self.process.pid or 0) == self.process.pid)
-        os.killpg(self.process.pid, number)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
-
-    def result(self) -> Any:
-        self.process.join(20)
-        return self.said.recv()
-
-
-def _run_elsewhere(sends: Connection, path: Path, given: dict[str, Any]) -> None:
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "largest_file" in given:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (given.pop("largest_file"),) * 2)
-    try:
-        evidence = studies.study("toy", ledger=path, seeds=1, **given)
-        sends.send((len(evidence.rows), len(evidence.unrun)))
-    except BaseException as error:
-        sends.send((type(error).__name__, str(error)))
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 # What a run gives
@@ -143,12 +41,14 @@ def test_a_study_runs_and_its_ledger_shows_the_same(ledger: Path, monkeypatch: p
     assert evidence.rows[0].peak_bytes > 0
     assert list(studies.show(ledger).rows) == list(evidence.rows)
     assert intact(ledger)
-    assert said == [f"8 trials, about 1 second of CPU time: 1 second on {workers()} workers; ledger {ledger}"]
+    assert said == [
+        f"8 trials, about 1 second of CPU time: 1 second on {workers(ledger.parent)} workers; ledger {ledger}"
+    ]
     assert in_language(said[0], "zh").startswith("8 个试验，CPU 时间约 1 秒：")
 
 
-def workers() -> int:
-    with engines.start("local", None) as session:
+def workers(folder: Path) -> int:
+    with engines.start("local", None, folder) as session:
         return session.workers
 
 
@@ -228,7 +128,7 @@ def test_a_study_that_measures_time_runs_one_trial_at_a_time(
             return future
 
     @contextmanager
-    def start(text: str, workers: int | None) -> Iterator[Session]:
+    def start(text: str, workers: int | None, folder: Path) -> Iterator[Session]:
         assert workers == 1
         yield Session()
 
@@ -324,7 +224,7 @@ def test_a_trial_that_the_engine_loses_is_tried_again(
             return future
 
     @contextmanager
-    def start(text: str, workers: int | None) -> Iterator[Session]:
+    def start(text: str, workers: int | None, folder: Path) -> Iterator[Session]:
         yield Session()
 
     monkeypatch.setattr(engines, "start", start)
@@ -353,116 +253,6 @@ class _Gives:
 
     def __call__(self, order: Any, stop: Any) -> Answer:
         return self.answer
-
-
-# What ends a run
-
-
-def _many(asks: Callable[..., None], log: Path, *, count: int = 12, seconds: float = 0.15) -> None:
-    asks(*[{"does": "sleep", "seconds": seconds, "log": str(log)} for _ in range(count)])
-
-
-def _killed_at(ledger: Path, log: Path, count: int, moment: float) -> None:
-    """Kill a run after some seconds; check that nothing is lost, then resume it to its end."""
-    run = Elsewhere(ledger)
-    time.sleep(moment)
-    before = done(ledger)
-    run.kill()
-    after = done(ledger)
-    assert before.items() <= after.items()
-    if ledger.exists() and ledger.stat().st_size:
-        assert intact(ledger)
-    assert eventually(lambda: not any(alive(pid) for pid, _ in starts(log)), 2), "a worker outlives its runner"
-    earlier = len(starts(log))
-    begun = ledger.exists() and ledger.stat().st_size
-    evidence = studies.resume(ledger) if begun else studies.study("toy", seeds=1, ledger=ledger)
-    assert evidence.finished
-    assert [row.metrics["value"] for row in evidence.rows] == [10.0 * at for at in range(count)]
-    again = {at for _, at in starts(log)[earlier:]}
-    assert again == set(range(count)) - set(after), "what is open is run, and nothing else"
-
-
-@pytest.mark.parametrize("moment", [0.3, 0.65])
-def test_kill_9_of_the_runner_loses_nothing_and_resume_runs_what_is_open(
-    moment: float, ledger: Path, log: Path, asks: Callable[..., None]
-) -> None:
-    _many(asks, log, count=4)
-    _killed_at(ledger, log, 4, moment)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
-def test_kill_9_of_the_runner_at_random_moments(seed: int, ledger: Path, log: Path, asks: Callable[..., None]) -> None:
-    _many(asks, log, count=10, seconds=0.05)
-    # A third of them while the ledger is begun: the first 50 ms.
-    _killed_at(ledger, log, 10, random.Random(seed).uniform(0, 0.05 if seed % 3 == 0 else 2.5))
-
-
-def test_ctrl_c_gives_what_there_is_and_leaves_no_process(ledger: Path, log: Path, asks: Callable[..., None]) -> None:
-    asks({"does": "number", "log": str(log)}, *[{"does": "sleep", "seconds": 60, "log": str(log)}] * 3)
-    run = Elsewhere(ledger, workers=2)
-    assert eventually(lambda: len(starts(log)) == 3 and done(ledger))
-    started = time.monotonic()
-    run.signal(signal.SIGINT)
-    assert run.result() == (1, 3)
-    assert time.monotonic() - started < 5
-    assert done(ledger) == {0: 0.0}
-    assert intact(ledger)
-    assert not any(alive(pid) for pid, _ in starts(log))
-    shown = studies.show(ledger)
-    assert {(each.attempts, each.error) for each in shown.unrun} == {(0, "")}
-
-
-def test_a_second_ctrl_c_ends_the_wait_for_the_first(ledger: Path, log: Path, asks: Callable[..., None]) -> None:
-    asks(*[{"does": "sleep", "seconds": 60, "log": str(log)}] * 2)
-    run = Elsewhere(ledger, workers=2)
-    assert eventually(lambda: len(starts(log)) == 2)
-    run.signal(signal.SIGINT)
-    run.signal(signal.SIGINT)
-    assert run.result() in [(0, 2), ("KeyboardInterrupt", "")]
-    assert eventually(lambda: not any(alive(pid) for pid, _ in starts(log)), 2)
-    assert intact(ledger)
-
-
-def test_a_full_disk_is_one_clear_error_and_the_ledger_stays_whole(
-    ledger: Path, log: Path, asks: Callable[..., None]
-) -> None:
-    asks(*[{"does": "bulk", "log": str(log)}] * 6)
-    kind, message = Elsewhere(ledger, largest_file=250_000).result()
-    assert kind == "StudyError"
-    assert message.startswith(f"{ledger}: ")
-    assert "full disk" in message or "disk is full" in message
-    assert message.endswith("run it again: what is done stays")
-    assert intact(ledger)
-    kept = done(ledger)
-    assert 0 < len(kept) < 6
-    assert kept == {at: 10.0 * at for at in kept}
-    assert eventually(lambda: not any(alive(pid) for pid, _ in starts(log)), 2)
-    before = len(starts(log))
-    assert studies.resume(ledger).finished
-    assert {at for _, at in starts(log)[before:]} == set(range(6)) - set(kept)
-
-
-def test_a_disk_that_is_full_from_the_start_is_said(ledger: Path) -> None:
-    kind, message = Elsewhere(ledger, largest_file=1000).result()
-    assert kind == "StudyError"
-    assert message.startswith(f"{ledger}: ")
-    assert studies.study("toy", quick=True, ledger=ledger).finished
-
-
-def test_a_second_run_on_a_ledger_is_refused_while_the_first_goes_on(
-    ledger: Path, log: Path, asks: Callable[..., None]
-) -> None:
-    asks({"does": "sleep", "seconds": 60, "log": str(log)})
-    run = Elsewhere(ledger)
-    assert eventually(lambda: starts(log))
-    for use in (lambda: studies.study("toy", seeds=1, ledger=ledger), lambda: studies.resume(ledger)):
-        with pytest.raises(StudyError, match="another run is writing it"):
-            use()
-    assert len(studies.show(ledger).unrun) == 1
-    run.kill()
-    asks({"does": "number"})
-    assert studies.study("toy", seeds=1, ledger=ledger).rows
 
 
 # What cannot be run

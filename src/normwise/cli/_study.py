@@ -129,7 +129,7 @@ def _cost(name: str, part: ModuleType, quick: bool) -> dict[str, float]:
 
 _HEADINGS = {
     "en": ("study", "quick: trials", "CPU-minutes", "full: trials", "CPU-minutes", ""),
-    "zh": ("研究", "快速: 试验数", "CPU 分钟", "完整: 试验数", "CPU 分钟", ""),
+    "zh": ("研究", "快速：试验数", "CPU 分钟", "完整：试验数", "CPU 分钟", ""),
 }
 
 
@@ -149,6 +149,7 @@ def _table(rows: list[dict[str, Any]], lang: str) -> str:
 def _run(how: str, what: Any, given: dict[str, Any]) -> int:
     """Run, resume or show; print what was found, then write the files."""
     with aside(), no_collection():
+        from normwise.rendering import in_language
         from normwise.rendering.progress import progress
         from normwise.studies import _runner, reports
     format = "text" if given["format_"] is None else given["format_"]
@@ -161,8 +162,15 @@ def _run(how: str, what: Any, given: dict[str, Any]) -> int:
         if how == "show":
             evidence = _runner.show(what)
         else:
-            with progress() as advance:
-                evidence = getattr(_runner, how)(what, advance=advance, told=_aside, **options)
+            with progress() as bar:
+
+                def advance(text: str, done: int, total: int) -> None:
+                    bar(in_language(text, given["lang"]), done, total)
+
+                def told(text: str) -> None:
+                    _aside(in_language(text, given["lang"]))
+
+                evidence = getattr(_runner, how)(what, advance=advance, told=told, **options)
     say(reports.render(evidence, format, lang=given["lang"]))  # not aside: colour is for a terminal at standard output
     for path in given["outputs"]:
         try:
@@ -173,7 +181,7 @@ def _run(how: str, what: Any, given: dict[str, Any]) -> int:
         click.echo(f"wrote {path}", err=True)
     if evidence.finished:
         return 0
-    click.echo(f"normwise: {cleaned(_unfinished(evidence))}", err=True)
+    _aside(f"normwise: {in_language(_unfinished(evidence), given['lang'])}")
     return COULD_NOT_RUN
 
 
@@ -183,13 +191,22 @@ def _aside(line: str) -> None:
 
 def _unfinished(evidence: Evidence) -> str:
     """Say what has no result, why, and how to go on."""
+    from normwise.rendering import both
+
     failed = [trial for trial in evidence.unrun if trial.error]
     count, total = len(evidence.unrun), len(evidence.unrun) + len(evidence.rows)
-    said = f"{count} of {total} trials {'has' if count == 1 else 'have'} no result"
+    en = f"{count} of {total} trials {'has' if count == 1 else 'have'} no result"
+    zh = f"{total} 个试验中有 {count} 个没有结果"
     if failed:
         params = ", ".join(f"{name} {value}" for name, value in failed[0].params.items())
-        said += f", {len(failed)} of them after an error; the first ({params}): {failed[0].error.partition(chr(10))[0]}"
-    if evidence.ledger is not None:
-        dash = "-- " * str(evidence.ledger).startswith("-")
-        return f"{said}; run them with: normwise study resume {dash}{shlex.quote(str(evidence.ledger))}"
-    return f"{said}; this is an export, resume the ledger that it came from"
+        why = failed[0].error.partition("\n")[0]
+        en += f", {len(failed)} of them after an error; the first ({params}): {why}"
+        zh += f"，其中 {len(failed)} 个出错；第一个（{params}）：{why}"
+    if evidence.ledger is None:
+        return both(
+            f"{en}; this is an export, resume the ledger that it came from",
+            f"{zh}；这是导出文件，请续跑原账本",
+        )
+    dash = "-- " * str(evidence.ledger).startswith("-")
+    command = f"normwise study resume {dash}{shlex.quote(str(evidence.ledger))}"
+    return both(f"{en}; run them with: {command}", f"{zh}；续跑：{command}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from normwise.rendering.plots import Line
 from normwise.studies._study import Rows
 
-__all__ = ["across", "along"]
+__all__ = ["across", "along", "level"]
 
 
 def across(name: str, cells: Iterable[tuple[float, Rows]], metric: str) -> Line:
@@ -27,3 +27,8 @@ def along(name: str, x: Sequence[float], rows: Rows, metric: str) -> Line:
     """Return a metric that is a list, one number for each position."""
     mean, low, high = map(tuple, rows.curve(metric))
     return Line(name=name, x=tuple(map(float, x)), y=mean, low=low, high=high)
+
+
+def level(name: str, beside: Line, rows: Rows, metric: str, *, theory: bool = False) -> Line:
+    """Return a number that does not depend on x, from end to end of another line."""
+    return Line(name=name, x=(beside.x[0], beside.x[-1]), y=(rows.mean(metric),) * 2, theory=theory)

@@ -42,7 +42,7 @@ def token(rows: Rows) -> Chart:
     return _curves(
         rows,
         "token_gradient",
-        both("The same for the median token", "同上，中位 token"),
+        both("The same for the median token", "同上，中位词元"),
         both("median token over that at the end", "中位词元与末端之比"),
     )
 
@@ -95,7 +95,7 @@ def last(rows: Rows) -> Chart:
         some = rows.where(placement=placement, init="xavier", embeddings="unit")
         depths = sorted(some.distinct("depth"))
         if len(depths) < 2:
-            raise NotKnown("one depth alone has been run")
+            raise NotKnown(both("one depth alone has been run", "只运行了一种深度"))
         each = [some.where(depth=depth) for depth in depths]
         y = tuple(geometric_mean(one.values("down_last")) for one in each)
         x = tuple(map(float, depths))

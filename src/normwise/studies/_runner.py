@@ -267,7 +267,7 @@ def _work(part: ModuleType, head: Head, book: Ledger, keys: Sequence[str], how: 
         return
     run = _Run(part, head, book, how, left)
     try:
-        with engines.start(how.engine, 1 if _alone(part) else how.workers) as session:
+        with engines.start(how.engine, 1 if _alone(part) else how.workers, book.path.parent) as session:
             run.drive(session)
     except KeyboardInterrupt:
         run.keep_finished()

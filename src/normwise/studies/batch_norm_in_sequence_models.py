@@ -53,7 +53,7 @@ from normwise.studies._batch_norm_trials import (
     padding,
     training,
 )
-from normwise.studies._curves import across, along
+from normwise.studies._curves import across, along, level
 from normwise.studies._seeds import mean, order
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
 
@@ -321,7 +321,7 @@ def _losses_chart(rows: Rows) -> Chart:
         of = rows.where(part="training", norm=norm)
         line = along(norm, BATCHES, of, "with_batch")
         name = both(f"{norm}, eval mode", f"{norm}，评估模式")
-        lines += [line, Line(name=name, x=(line.x[0], line.x[-1]), y=(of.mean("evaluation"),) * 2)]
+        lines += [line, level(name, line, of, "evaluation")]
     return Chart(
         title=both("Loss with statistics of the batch", "使用批统计量的损失"),
         x_label=both("windows that share a batch", "同一批里的窗口数"),

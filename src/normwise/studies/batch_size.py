@@ -41,8 +41,8 @@ from typing import Any
 import torch
 
 from normwise.rendering import both
-from normwise.rendering.plots import Chart, Line
-from normwise.studies._curves import across, along
+from normwise.rendering.plots import Chart
+from normwise.studies._curves import across, along, level
 from normwise.studies._digits import digits
 from normwise.studies._digits_training import classifier, left_training, share_right, train
 from normwise.studies._outcomes import outcome
@@ -307,7 +307,7 @@ def _training_mode(rows: Rows) -> Chart:
         of = rows.where(network=network, norm="batch", batch=_USUAL)
         line = along(network, _ASKED_IN, of, "accuracy_in_training_mode")
         name = both(f"{network}, eval mode", f"{network}，评估模式")
-        lines += [line, Line(name=name, x=(line.x[0], line.x[-1]), y=(of.mean("accuracy"),) * 2)]
+        lines += [line, level(name, line, of, "accuracy")]
     return Chart(
         title=both("BatchNorm left in training mode", "停留在训练模式的 BatchNorm"),
         x_label=both("batch in evaluation, mixed order", "评估的批大小，打乱次序"),

@@ -147,7 +147,7 @@ def _exponents(rows: Rows) -> list[float]:
     """Return, for each seed, d log(gradient of the last W_2) / d log L between the least and the greatest depth."""
     depths = sorted(rows.distinct("depth"))
     if len(depths) < 2:
-        raise NotKnown("one depth alone has been run")
+        raise NotKnown(both("one depth alone has been run", "只运行了一种深度"))
     found = list[float]()
     for seed in rows.distinct("seed"):
         least, most = (rows.where(depth=depth, seed=seed).mean("down_last") for depth in (depths[0], depths[-1]))

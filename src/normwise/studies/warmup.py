@@ -47,7 +47,7 @@ from normwise.rendering import both
 from normwise.rendering.numbers import number
 from normwise.rendering.plots import Chart, Line
 from normwise.studies._corpus import corpus
-from normwise.studies._curves import across, along
+from normwise.studies._curves import across, along, level
 from normwise.studies._depth import token_cosine
 from normwise.studies._model import LENGTH, conditions, language_model
 from normwise.studies._study import Claim, Judgement, Outcome, Params, Rows, Table
@@ -299,13 +299,11 @@ def _losses(rows: Rows) -> Table:
 def _curves(rows: Rows) -> Chart:
     lines = [_curve(both(f"{p}, no warm-up", f"{p}，不预热"), _at(rows, p)) for p in _PLACEMENTS]
     lines.append(_curve(both("post, 100 steps", "post，预热 100 步"), _at(rows, "post", _WARM_UP)))
-    ends = lines[0].x[0], lines[0].x[-1]
-    flat = (rows.mean("unigram"),) * 2
     return Chart(
         title=both("Training loss at 1e-3", "学习率 1e-3 时的训练损失"),
         x_label=both("step", "步"),
         y_label=both("loss, nats a byte", "损失，奈特/字节"),
-        lines=(*lines, Line(name=both("unigram loss", "一元模型的损失"), x=ends, y=flat, theory=True)),
+        lines=(*lines, _unigram(lines[0], rows)),
         note=_NOTE,
     )
 
@@ -315,6 +313,10 @@ def _curve(name: str, rows: Rows) -> Line:
     return along(name, longest[: len(rows.curve("losses")[0])], rows, "losses")
 
 
+def _unigram(beside: Line, rows: Rows) -> Line:
+    return level(both("unigram loss", "一元模型的损失"), beside, rows, "unigram", theory=True)
+
+
 def _gains(rows: Rows) -> Chart:
     sweep = rows.where(placement="post", warm_up=0, rate=_RATE)
     gains = sorted(sweep.distinct("gain"))
@@ -322,12 +324,11 @@ def _gains(rows: Rows) -> Chart:
         raise NotKnown(_NO_SWEEP)
     cells = [(gain, sweep.where(gain=gain)) for gain in gains]
     measured = across(both("Post-Norm, no warm-up", "Post-Norm，不预热"), cells, "validation")
-    ends, flat = (gains[0], gains[-1]), (rows.mean("unigram"),) * 2
     return Chart(
         title=both("The same Post-Norm with smaller branches at the start", "初始分支更小的同一个 Post-Norm"),
         x_label=both("gain of v, out, up and down", "v、out、up、down 的增益"),
         y_label=both("validation loss, nats", "验证损失，奈特"),
-        lines=(measured, Line(name=both("unigram loss", "一元模型的损失"), x=ends, y=flat, theory=True)),
+        lines=(measured, _unigram(measured, rows)),
         log_x=True,
         note=both(f"{_NOTE}; rate 1e-3", f"{_NOTE.zh}；学习率 1e-3"),
     )

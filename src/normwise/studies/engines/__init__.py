@@ -1,8 +1,8 @@
 """Engines: what runs the trials of a study, on this machine or on others.
 
 An engine is one file with a docstring, ``EXAMPLE`` (how it is written), ``claims(text)`` (whether ``--engine text``
-means it), ``check(text)`` (refuses what is no address of it) and ``start(text, workers)``: a context manager that gives
-a ``Session`` and ends what still runs when it is left.
+means it), ``check(text)`` (refuses what is no address of it) and ``start(text, workers, folder)``: a context manager
+that gives a ``Session`` and ends what still runs when it is left.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
+from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
@@ -71,14 +72,15 @@ def find(text: str) -> ModuleType:
     raise StudyError(f"no engine is called {text!r}: {hint}choose from {', '.join(forms())}")
 
 
-def start(text: str, workers: int | None) -> AbstractContextManager[Session]:
+def start(text: str, workers: int | None, folder: Path) -> AbstractContextManager[Session]:
     """Return the engine that a text means, to be entered.
 
     Args:
         text: "local", or the address of another.
         workers: trials at a time; None leaves it to the engine.
+        folder: the ledger's, for files that an engine needs while it works.
 
     Raises:
         StudyError: no engine is called so; or, on entering, it is not installed or cannot be reached.
     """
-    return find(text).start(text, workers)
+    return find(text).start(text, workers, folder)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from threading import Event
 from typing import Any
 from uuid import uuid4
@@ -43,7 +44,7 @@ def check(text: str) -> None:
 
 
 @contextmanager
-def start(text: str, workers: int | None) -> Iterator[Threads]:
+def start(text: str, workers: int | None, folder: Path) -> Iterator[Threads]:
     """Attach to a cluster; whoever started it ends it."""
     address = _address(text)
     client = _client(address)

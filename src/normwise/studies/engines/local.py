@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Event
 
 from normwise.studies._execute import Answer, Order
@@ -28,7 +29,7 @@ def check(text: str) -> None:
 
 
 @contextmanager
-def start(text: str, workers: int | None) -> Iterator[Threads]:
+def start(text: str, workers: int | None, folder: Path) -> Iterator[Threads]:
     """Run trials here."""
     session = Threads(workers or _cores(), _run)
     try:

@@ -1,8 +1,8 @@
 """Slurm, through submitit: ``slurm`` submits every trial as a job of one core, from a login node.
 
 Partition, account and the like are Slurm's own settings: ``SBATCH_PARTITION``, ``SBATCH_ACCOUNT``, ``SBATCH_QOS``,
-``SBATCH_TIMELIMIT`` in the environment. What is submitted, and the logs of jobs, are in a folder of this run under
-``normwise-studies`` in the current folder, which the nodes must see; it is removed at the end. ``slurm://local`` runs
+``SBATCH_TIMELIMIT`` in the environment. What is submitted, and the logs of jobs, are in a folder of this run beside the
+ledger, which the nodes must see; it is removed at the end. ``slurm://local`` runs
 the jobs on this machine without Slurm, to try things out.
 """
 
@@ -32,7 +32,6 @@ __all__ = ["EXAMPLE", "check", "claims", "start"]
 EXAMPLE = "slurm"
 
 _LOCAL = "slurm://local"
-_FOLDER = Path("normwise-studies")
 _PATIENCE = 10  # s for the controller to answer
 _JOBS = 32  # in the queue at a time: clusters limit them, mostly to hundreds
 _TICK = 0.5  # s between two looks at the file of the answer
@@ -57,7 +56,7 @@ def check(text: str) -> None:
 
 
 @contextmanager
-def start(text: str, workers: int | None) -> Iterator[Threads]:
+def start(text: str, workers: int | None, folder: Path) -> Iterator[Threads]:
     """Submit jobs; those that are left at the end are cancelled."""
     try:
         import submitit
@@ -66,8 +65,8 @@ def start(text: str, workers: int | None) -> Iterator[Threads]:
     local = text == _LOCAL
     if not local:
         _ask_controller()
-    with _folder() as folder:
-        executor = (submitit.LocalExecutor if local else submitit.SlurmExecutor)(folder)
+    with _within(folder) as jobs:
+        executor = (submitit.LocalExecutor if local else submitit.SlurmExecutor)(jobs)
         session = Threads(workers or ((os.cpu_count() or 1) if local else _JOBS), _through(executor, local))
         try:
             yield session
@@ -88,19 +87,18 @@ def _ask_controller() -> None:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def _within(folder: Path) -> Iterator[Path]:
     try:
-        _FOLDER.mkdir(exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=_FOLDER))
+        jobs = Path(tempfile.mkdtemp(prefix="slurm-", dir=folder.absolute()))
     except OSError as failure:
         raise StudyError(
-            f"{_FOLDER.absolute()}: {failure.strerror}: jobs are submitted from there, change to a folder that can be "
-            "written to and that the nodes see"
+            f"{folder.absolute()}: {failure.strerror}: jobs are submitted from there, give a --ledger in a folder that "
+            "can be written to and that the nodes see"
         ) from None
     try:
-        yield folder
+        yield jobs
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # a job that is being cancelled may still write
+        shutil.rmtree(jobs, ignore_errors=True)  # a job that is being cancelled may still write
 
 
 def _through(executor: Any, local: bool) -> Run:
