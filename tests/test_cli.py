@@ -447,3 +447,19 @@ def test_a_terminal_without_the_character_shows_its_escape() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False)
     assert result.stdout.split() == [b"eps", b"\\u03b5"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
+def test_a_full_standard_output_is_one_clear_error() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "normwise", "rules"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr == "normwise: standard output cannot be written (No space left on device): send it elsewhere\n"
+
+
+def test_a_closed_standard_output_is_no_error() -> None:
+    stored = Path(__file__).parents[1] / "docs/studies/data/frozen-gains.jsonl"
+    command = f'exec "{sys.executable}" -m normwise study show "{stored}" >&-'
+    assert subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True).stderr == ""

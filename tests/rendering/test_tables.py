@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,7 +73,16 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -
     assert by_terminal(80, None) == (80, False)
 
 
-def test_drawing_characters_have_stand_ins_where_the_encoding_lacks_them() -> None:
+@pytest.mark.parametrize(("encoding", "drawn"), [("utf-8", True), (None, True), ("ascii", False), ("no such", False)])
+def test_drawing_characters_have_stand_ins_where_the_encoding_lacks_them(
+    encoding: str | None, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = "▁█ ── ✓ ×28 · ÷2 1 → 2 …"
-    assert plain_ascii(page, "utf-8") == page
-    assert plain_ascii(page, "ascii").isascii()
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(encoding=encoding))
+    assert (plain_ascii(page) == page) is drawn
+    assert drawn or plain_ascii(page).isascii()
+
+
+def test_a_closed_standard_output_lacks_no_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert plain_ascii("→") == "→"

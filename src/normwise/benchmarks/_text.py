@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
 from rich.console import RenderableType
@@ -33,7 +32,7 @@ def render(result: Result, *, lang: str = "en", color: bool | None = None, width
     """
     width, color = by_terminal(width, color)
     page = draw(_parts(result, lang, width), width=width, color=color)
-    return plain_ascii(page, sys.stdout.encoding)
+    return plain_ascii(page)
 
 
 def _parts(result: Result, lang: str, width: int) -> Iterator[RenderableType]:

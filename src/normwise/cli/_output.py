@@ -23,6 +23,10 @@ def say(text: str) -> None:
     except BrokenPipeError:
         # The reader (`| head`) has seen enough: go on in silence, the exit code still counts.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as failure:
+        raise click.ClickException(
+            f"standard output cannot be written ({failure.strerror}): send it elsewhere"
+        ) from failure
 
 
 def never_fail_to_encode() -> None:

@@ -46,7 +46,7 @@ class Accelerated:
     def __str__(self) -> str:
         width, color = by_terminal(None, None)
         page = draw(self._parts(width), width=width, color=color)
-        return plain_ascii(page, sys.stdout.encoding).rstrip("\n")
+        return plain_ascii(page).rstrip("\n")
 
     def _parts(self, width: int) -> Iterator[RenderableType]:
         replaced, left = len(self.replaced), len(self.left)

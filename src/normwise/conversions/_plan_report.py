@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from rich.console import RenderableType
@@ -41,7 +40,7 @@ def text(plan: Plan, target: str, *, lang: str = "en", color: bool | None = None
     keys = collapse(plan.created, path=str)
     notes = [*plan.notes, *([_NEW.format(keys=", ".join(group.label for group in keys))] if keys else [])]
     parts += _listed(_NOTES, [(in_language(note, lang), "") for note in notes], lang)
-    return plain_ascii(draw(parts, width=width, color=color), sys.stdout.encoding)
+    return plain_ascii(draw(parts, width=width, color=color))
 
 
 def _changed(change: Change, lang: str) -> Text:

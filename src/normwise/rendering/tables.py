@@ -146,10 +146,10 @@ def draw(parts: Iterable[RenderableType], *, width: int, color: bool) -> str:
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines()) + "\n"
 
 
-def plain_ascii(page: str, encoding: str | None) -> str:
+def plain_ascii(page: str) -> str:
     """Replace drawing characters where standard output has an encoding without them."""
     try:
-        page.encode(encoding or "utf-8")
+        page.encode(getattr(sys.stdout, "encoding", None) or "utf-8")  # there may be no standard output
     except (UnicodeEncodeError, LookupError):
         return page.translate(_ASCII)
     return page

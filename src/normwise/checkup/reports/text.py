@@ -7,7 +7,6 @@ on a terminal only, and no text of the model is ever taken for markup.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +63,7 @@ def render(
     width, color = by_terminal(width, color)
     say = words(lang)
     page = draw(_join(_sections(report, say, full, width)), width=width, color=color)
-    return plain_ascii(page, sys.stdout.encoding)
+    return plain_ascii(page)
 
 
 def _join(sections: Iterator[list[RenderableType]]) -> Iterator[RenderableType]:

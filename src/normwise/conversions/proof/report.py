@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html as markup
-import sys
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -55,7 +54,7 @@ def text(proof: Proof, *, lang: str, color: bool | None, width: int | None) -> s
         ("  ", ""), (in_language(said, lang), style),
     )  # fmt: skip
     page = draw([title, Text(""), table(columns, width), Text(""), pairs(reasons)], width=width, color=color)
-    return plain_ascii(page, sys.stdout.encoding)
+    return plain_ascii(page)
 
 
 def markdown(proof: Proof, *, lang: str) -> str:

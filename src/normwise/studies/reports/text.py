@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -47,7 +46,7 @@ def render(evidence: Evidence, *, color: bool | None = None, width: int | None =
     width, color = by_terminal(width, color)
     sections = [section for section in _sections(evidence, lang, width) if section]
     parts = [part for section in sections for part in (Text(""), *section)][1:]
-    return plain_ascii(draw(parts, width=width, color=color), sys.stdout.encoding)
+    return plain_ascii(draw(parts, width=width, color=color))
 
 
 def _sections(evidence: Evidence, lang: str, width: int) -> Iterator[list[RenderableType]]:
