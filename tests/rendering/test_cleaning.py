@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from normwise.rendering import clean, shorten
+from normwise.rendering import clean, obeyed_by_none, shorten
 
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()))
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -61,3 +61,23 @@ def test_a_shortened_text_is_never_longer_than_asked(text: str, limit: int) -> N
     short = shorten(text, limit)
     assert len(short) <= limit
     assert short == text or "…" in short
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("::error::x", "∷ error::x"),
+        ("\t ::set-output name=a::b", "\t ∷ set-output name=a::b"),
+        ("x ##[error]y ##vso[task.complete]", "x ♯#[error]y ♯#vso[task.complete]"),
+        ("##teamcity[x]", "♯#teamcity[x]"),
+    ],
+)
+def test_no_line_of_a_page_is_a_command_to_a_ci_runner(line: str, shown: str) -> None:
+    assert obeyed_by_none(line) == shown
+    assert obeyed_by_none(shown) == shown
+    assert len(shown) == len(line)
+
+
+@pytest.mark.parametrize("line", ["at::native", "x ::error::", ":: x", "## heading", "a[::2]", "[::2]", "# ["])
+def test_what_is_no_command_stays_as_it_is(line: str) -> None:
+    assert obeyed_by_none(line) == line

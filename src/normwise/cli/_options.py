@@ -21,9 +21,13 @@ def _writable(package: str) -> Callable[[click.Context, click.Parameter, tuple[P
     """Return what refuses, before anything runs, files that the package could not write."""
 
     def refuse(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-        suffixes = sorted(import_module(package).suffixes()) if paths else []
+        if not paths:
+            return paths
+        from normwise.rendering.files import suffix
+
+        suffixes = sorted(import_module(package).suffixes())
         for path in paths:
-            if path.suffix.lower() not in suffixes:
+            if suffix(path, suffixes) is None:
                 raise click.BadParameter(f"{path} names no report format: let it end in {', '.join(suffixes)}.")
             if not path.parent.is_dir():
                 raise click.BadParameter(f"the folder of {path} does not exist: create {path.parent} first.")
@@ -64,8 +68,16 @@ lang = click.option(
     "--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True, help="English or Chinese."
 )
 rendering = stack(
-    click.option("--format", "format_", metavar="FORMAT", help="What to print: text (default), json or html."),
-    files("normwise.checkup.reports", "Also write the report; the suffix chooses its format. Repeatable."),
+    click.option(
+        "--format",
+        "format_",
+        metavar="FORMAT",
+        help="What to print: text (default), json, html, markdown, sarif, github or junit.",
+    ),
+    files(
+        "normwise.checkup.reports",
+        "Also write the report; the suffix chooses its format: .txt, .json, .html, .md, .sarif or .xml. Repeatable.",
+    ),
     lang,
     click.option("--full", is_flag=True, help="Show every block, also repeated ones."),
     debug,

@@ -39,9 +39,9 @@ def never_fail_to_encode() -> None:
 
 def cleaned(line: str) -> str:
     """Return a line that is safe to show."""
-    from normwise.rendering import clean
+    from normwise.rendering import clean, obeyed_by_none
 
-    return clean(line)
+    return obeyed_by_none(clean(line))
 
 
 @contextmanager

@@ -7,9 +7,10 @@ each into something visible and leaves everything else, in any script, as it was
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
-__all__ = ["clean", "shorten"]
+__all__ = ["clean", "obeyed_by_none", "shorten"]
 
 # Zero-width without being format characters (Cf): joiners, fillers, variation selectors.
 _INVISIBLE = frozenset([0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 0x180D, 0x180F, 0x3164, 0xFFA0]).union(
@@ -19,6 +20,9 @@ _INVISIBLE = frozenset([0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 
 _HIDDEN = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
 _PICTURES = 0x2400  # "SYMBOL FOR NULL": the picture of a C0 control is this plus its code
 _DELETE, _SYMBOL_FOR_DELETE = 0x7F, "\u2421"
+# What the runner of a CI service takes for a command when a program prints it: GitHub "::error::" at the start of a
+# line and "##[error]" anywhere in it, Azure "##vso[...]", TeamCity "##teamcity[...]".
+_COMMAND = re.compile(r"^(\s*)::(?=\w)|##(?=\w*\[)")
 
 
 def clean(text: object) -> str:
@@ -40,6 +44,16 @@ def clean(text: object) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(map(_visible, text))
+
+
+def obeyed_by_none(line: str) -> str:
+    """Return a line of plain text so that no CI runner takes it for a command; its width stays.
+
+    Examples:
+        >>> obeyed_by_none("  ::error::x"), obeyed_by_none("at::native ##[group]")
+        ('  ∷ error::x', 'at::native ♯#[group]')
+    """
+    return _COMMAND.sub(lambda found: "♯#" if found[1] is None else f"{found[1]}∷ ", line)
 
 
 def shorten(text: str, limit: int) -> str:

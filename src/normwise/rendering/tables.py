@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from normwise.rendering.cleaning import clean
+from normwise.rendering.cleaning import clean, obeyed_by_none
 
 __all__ = ["Column", "by_terminal", "draw", "fitting", "pairs", "plain_ascii", "table", "text", "wrap_path"]
 
@@ -143,7 +143,7 @@ def draw(parts: Iterable[RenderableType], *, width: int, color: bool) -> str:
     )
     for part in parts:
         console.print(part)
-    return "\n".join(line.rstrip() for line in page.getvalue().splitlines()) + "\n"
+    return "\n".join(obeyed_by_none(line.rstrip()) for line in page.getvalue().splitlines()) + "\n"
 
 
 def plain_ascii(page: str) -> str:
