@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from normwise import checkup, rendering, targets
-from normwise.checkup import reports, rules
+from normwise.checkup import Configuration, reports, rules
 from normwise.checkup.finding import Severity
 from normwise.cli import commands, main
 from normwise.errors import ConversionRefused, NotKnown, TargetError, TraceError
@@ -138,13 +138,14 @@ def test_check_passes_its_options_on(fakes: Fakes) -> None:
     )
     assert fakes.of("load") == [("hf:bert", {"inputs": "1x8", "dtype": "bfloat16", "device": "cpu"})]
     passed = {"select": ("PLC", "NUM001", "dead-weight"), "ignore": ("PLC002",), "effort": "read"}
-    assert fakes.of("check") == [("loaded hf:bert", passed)]
+    assert fakes.of("check") == [("loaded hf:bert", {**passed, "configuration": Configuration()})]
 
 
 def test_check_without_options_leaves_the_choice_to_the_library(fakes: Fakes) -> None:
     assert main(["check", "hf:bert"]) == 0
     assert fakes.of("load") == [("hf:bert", {"inputs": None, "dtype": None, "device": None})]
-    assert fakes.of("check") == [("loaded hf:bert", {"select": None, "ignore": None, "effort": "normal"})]
+    passed = {"select": None, "ignore": None, "effort": "normal", "configuration": Configuration()}
+    assert fakes.of("check") == [("loaded hf:bert", passed)]
     assert fakes.of("render") == [("text", {"lang": "en", "full": False})]
 
 
@@ -392,7 +393,7 @@ def test_explain_takes_codes_and_names_and_shows_page_and_source(capsys: pytest.
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("PLC01", "did you mean 'plc001'?"),
+        ("PLC01", "did you mean 'PLC001'?"),
         ("vanishing-epsilon", "did you mean 'vanishing-eps'?"),
         ("?", "`normwise rules`"),
     ],

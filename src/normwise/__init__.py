@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         testing,
         theory,
     )
-    from normwise.checkup import check, map
+    from normwise.checkup import check, ignore, map
     from normwise.checkup.finding import Basis, Finding, NotChecked, Severity
     from normwise.checkup.report import Report
     from normwise.conversions import accelerate, convert
@@ -69,6 +69,7 @@ __all__ = [
     "facts",
     "functional",
     "graph",
+    "ignore",
     "kernels",
     "layers",
     "load",
@@ -98,6 +99,7 @@ _HOMES = {
     "accelerate": "normwise.conversions",
     "check": "normwise.checkup",
     "convert": "normwise.conversions",
+    "ignore": "normwise.checkup",
     "load": "normwise.conversions.saving",
     "map": "normwise.checkup",
     "param_groups": "normwise.theory",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 import time
@@ -15,7 +16,10 @@ import torch
 from torch import nn
 
 from normwise import targets
+from normwise.checkup import baseline, suppression
+from normwise.checkup import configuration as configuration_file
 from normwise.checkup import rule as rule_runner
+from normwise.checkup.configuration import Configuration
 from normwise.checkup.finding import Finding, NotChecked
 from normwise.checkup.ranking import ranked
 from normwise.checkup.report import Cost, Report
@@ -59,6 +63,7 @@ def check(
     select: Iterable[str] | None = None,
     ignore: Iterable[str] | None = None,
     effort: str = "normal",
+    configuration: Configuration | str | os.PathLike[str] | None = None,
     **more: Any,
 ) -> Report:
     """Map every norm of a model and judge it by the rules.
@@ -87,6 +92,9 @@ def check(
         ignore: codes, code families or names of rules to leave out.
         effort: "read" (one traced pass), "normal" (at most 15 forward and backward passes, and two for each
             finding's counterfactual), or "full" (as many as the rules ask for).
+        configuration: a TOML file with ``[tool.normwise]``, or what ``normwise.checkup.configuration.read`` returned.
+            No file is looked for. ``select`` and ``ignore`` win over its own; what it keeps quiet, its baseline too,
+            is in ``suppressed``. What it fails on is for callers that fail.
         more: further fields of ``Target`` (``name``).
 
     Returns:
@@ -95,6 +103,7 @@ def check(
     Raises:
         TargetError: the target cannot be loaded or fed.
         TraceError: the model's forward raised.
+        ConfigurationError: the configuration or its baseline cannot be read or followed.
         ValueError: an unknown effort or rule.
 
     Examples:
@@ -126,9 +135,14 @@ def check(
         raise ValueError(f"effort is one of {', '.join(EFFORTS)}, got {effort!r}")
     from normwise.checkup import rules
 
-    wanted = rule_runner.chosen(rules.all_rules(), select, ignore)
-    report = _report(targets.target(model, inputs, **evidence), wanted, effort, judged=True)
-    return replace(report, call=_call(model, inputs, evidence, effort))
+    asked = _configuration(configuration)
+    known = None if asked.baseline is None else baseline.read(asked.baseline)
+    wanted = rule_runner.chosen(rules.all_rules(), select or asked.select, ignore or asked.ignore)
+    target = targets.target(model, inputs, **evidence)
+    report = _report(target, wanted, effort, judged=True)
+    suppressions = [*suppression.marked(target.model), *asked.suppressions()]
+    suppressions += known.suppressions(report.target) if known is not None else []
+    return replace(suppression.quieted(report, suppressions), call=_call(model, inputs, evidence, effort))
 
 
 def map(model: nn.Module | Target | str, inputs: Any = None, **evidence: Any) -> Report:
@@ -140,6 +154,12 @@ def map(model: nn.Module | Target | str, inputs: Any = None, **evidence: Any) ->
         evidence: further fields of ``Target``.
     """
     return _report(targets.target(model, inputs, **evidence), {}, "read", judged=False)
+
+
+def _configuration(given: Configuration | str | os.PathLike[str] | None) -> Configuration:
+    if isinstance(given, Configuration):
+        return given
+    return Configuration() if given is None else configuration_file.read(given)
 
 
 def _call(model: object, inputs: object, evidence: Mapping[str, Any], effort: str) -> str:
@@ -206,6 +226,8 @@ def _report(target: Target, rules: dict[str, Any], effort: str, *, judged: bool)
 
 
 def _read(facts: Facts) -> tuple[tuple[NormSite, ...], tuple[NormSite, ...], Placement, tuple[str, ...]]:
+    if facts.target.stored is not None:
+        return facts.norms, (), Placement(), ()
     try:
         return facts.norms, facts.listed_apart, facts.placement, facts.recording.notes
     except NotKnown as unknown:
@@ -220,7 +242,7 @@ def _if_known(facts: Facts, name: str) -> tuple[Any, ...]:
 
 
 def _profile(facts: Facts, effort: str) -> tuple[tuple[ProfileRow, ...], tuple[str, ...]]:
-    if effort == "read":
+    if effort == "read" or facts.target.stored is not None:
         return (), ()
     try:
         rows = facts.profile

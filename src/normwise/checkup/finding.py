@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Basis", "Finding", "NotChecked", "Severity", "Suppressed", "Unused"]
+__all__ = ["FAIL_ON", "Basis", "Finding", "NotChecked", "Severity", "Suppressed", "Unused"]
+
+FAIL_ON = ("error", "warning", "info", "never")
 
 
 class Severity(StrEnum):
@@ -23,6 +25,10 @@ class Severity(StrEnum):
     def rank(self) -> int:
         """Return 0 for the most severe."""
         return list(Severity).index(self)
+
+    def reaches(self, fail_on: str) -> bool:
+        """Return whether this severity is at or above a threshold, one of ``FAIL_ON``."""
+        return fail_on != "never" and self.rank <= Severity(fail_on).rank
 
 
 class Basis(StrEnum):
@@ -57,6 +63,7 @@ class Finding:
     code: str = ""
     name: str = ""
     docs: str = ""
+    origin: str = ""  # the first place that the rule gave, where some places are kept quiet and path is another
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", self.path or next(iter(self.paths), ""))
@@ -64,7 +71,7 @@ class Finding:
     @property
     def fingerprint(self) -> str:
         """Return a stable identity: code and path with the layer numbers collapsed."""
-        role = re.sub(r"\d+", "*", self.path)
+        role = re.sub(r"\d+", "*", self.origin or self.path)
         return hashlib.sha256(f"{self.code}\0{role}".encode(errors="backslashreplace")).hexdigest()[:16]
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
 from normwise.checkup.finding import Finding, NotChecked, Severity
 from normwise.errors import NormwiseError, NotKnown
 from normwise.facts import Facts
+from normwise.facts.stored import NO_FORWARD
 from normwise.rendering import both
 
-__all__ = ["DOCS", "chosen", "run", "tolerances"]
+__all__ = ["DOCS", "chosen", "named", "run", "tolerances", "unknown"]
 
 DOCS = "docs/rules/{code}.md"
 
@@ -22,7 +24,12 @@ MOVED = 0.01
 
 
 def run(name: str, rule: ModuleType, facts: Facts) -> list[Finding] | NotChecked:
-    """Run one rule. A rule that fails is not checked; it never stops the others."""
+    """Run one rule. A rule that fails is not checked; it never stops the others.
+
+    Of a checkpoint by itself only those judge that say ``READS_CHECKPOINTS``: the others would pass what they never saw.
+    """
+    if facts.target.stored is not None and not getattr(rule, "READS_CHECKPOINTS", False):
+        return NotChecked(code=rule.CODE, name=name, why=NO_FORWARD)
     try:
         found = list(rule.check(facts))
     except NotKnown as unknown:
@@ -84,16 +91,27 @@ def chosen(
     return {name: rule for name, rule in rules.items() if name in wanted and name not in unwanted}
 
 
-def _matching(rules: dict[str, ModuleType], entries: Iterable[str]) -> set[str]:
+def _matching(rules: Mapping[str, ModuleType], entries: Iterable[str]) -> set[str]:
     entries = entries.split(",") if isinstance(entries, str) else entries
-    matched: set[str] = set()
-    for entry in entries:
-        text = entry.strip()
-        hits = {n for n, r in rules.items() if r.CODE.startswith(text.upper()) or n == text.lower().replace("_", "-")}
-        if not text or not hits:
-            raise ValueError(
-                f"no rule is called {entry!r}: give a code (PLC001), a family (PLC) or a name; "
-                "`normwise rules` lists them"
-            )
-        matched |= hits
-    return matched
+    return {name for entry in entries for name in named(rules, entry)}
+
+
+def named(rules: Mapping[str, ModuleType], entry: str) -> set[str]:
+    """Return the names of the rules that an entry stands for: a code, the first letters of codes, or a name.
+
+    Raises:
+        ValueError: it stands for none; the nearest code or name is given.
+    """
+    text = entry.strip()
+    hits = {n for n, r in rules.items() if r.CODE.startswith(text.upper()) or n == text.lower().replace("_", "-")}
+    if not text or not hits:
+        raise unknown(rules, entry)
+    return hits
+
+
+def unknown(rules: Mapping[str, ModuleType], text: str) -> ValueError:
+    """Return the error for a text that names no rule, with the nearest that does."""
+    words = {word.lower(): word for name, rule in rules.items() for word in (name, rule.CODE, rule.CODE[:3])}
+    near = get_close_matches(text.strip().lower().replace("_", "-"), words, n=1)
+    hint = f"did you mean {words[near[0]]!r}?" if near else "give a code (PLC001), a family (PLC) or a name;"
+    return ValueError(f"no rule is called {text!r}: {hint} `normwise rules` lists them")

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from normwise.cli._convert import convert
-from normwise.cli._options import debug, files, lang, loading, rendering, split
+from normwise.cli._options import configuration, debug, files, lang, loading, rendering, split
 from normwise.cli._output import COULD_NOT_RUN, aside, cleaned, no_collection, say
 from normwise.cli._study import study
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from normwise.checkup.baseline import Baseline
+    from normwise.checkup.configuration import Configuration
     from normwise.checkup.report import Report
 
 __all__ = ["commands"]
@@ -73,9 +75,7 @@ def commands(ctx: click.Context) -> int:
 @click.option(
     "--fail-on",
     type=click.Choice(["error", "warning", "info", "never"]),
-    default="error",
-    show_default=True,
-    help="Exit with 1 from this severity on.",
+    help="Exit with 1 from this severity on.  [default: error]",
 )
 @click.option(
     "--effort",
@@ -84,9 +84,15 @@ def commands(ctx: click.Context) -> int:
     show_default=True,
     help="read: one run of the model; normal: at most 15.",
 )
+@configuration
 @rendering
 def check(
-    target: str | None, select: tuple[str, ...], ignore: tuple[str, ...], fail_on: str, effort: str, **options: Any
+    target: str | None,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    fail_on: str | None,
+    effort: str,
+    **options: Any,
 ) -> int:
     """Map the norms of TARGET and judge them by every rule.
 
@@ -101,14 +107,23 @@ def check(
     """
     if target is None:
         click.echo("no target given: this is the built-in demo; `normwise check --help` shows what else", err=True)
+    settings, known = _settings(options)
     with aside():
         loaded = _load(target or "", options)
-        from normwise import checkup  # behind the load, which imports what it needs without collections
+        from normwise import checkup
+        from normwise.checkup.suppression import quieted
 
-        report = checkup.check(loaded, select=select or None, ignore=ignore or None, effort=effort)
+        asked = {"select": select or None, "ignore": ignore or None, "effort": effort}
+        report = checkup.check(loaded, **asked, configuration=replace(settings, baseline=None))
+    if known is not None:
+        known = known.updated(report) if options["write_baseline"] else known
+        report = quieted(report, known.suppressions(report.target))
     report = replace(report, call=_command(target, options, effort))
     _deliver(report, options)
-    return _exit_code(report, fail_on)
+    if known is not None and options["write_baseline"]:
+        known.write()
+        click.echo(cleaned(f"wrote {known.path}"), err=True)
+    return _exit_code(report, fail_on or settings.fail_on)
 
 
 @commands.command("map")
@@ -214,6 +229,22 @@ def bench(name: str | None, outputs: tuple[Path, ...], format_: str | None, lang
     return 0
 
 
+def _settings(options: dict[str, Any]) -> tuple[Configuration, Baseline | None]:
+    """Return the configuration, and the baseline it or the command line names, read before anything is loaded."""
+    if options["isolated"] and options["config"]:
+        raise click.UsageError("--isolated reads no configuration, --config names one: leave one of them out.")
+    with no_collection():
+        from normwise.checkup import baseline
+        from normwise.checkup import configuration as configurations
+
+    settings = configurations.Configuration() if options["isolated"] else None
+    settings = settings or (configurations.read(options["config"]) if options["config"] else configurations.nearest())
+    path, write = options["baseline"] or settings.baseline, options["write_baseline"]
+    if path is None and write:
+        raise click.UsageError("--write-baseline needs the file: give --baseline FILE.")
+    return settings, None if path is None else baseline.read(path, missing=write)
+
+
 def _load(target: str, options: dict[str, Any]) -> Any:
     with no_collection():
         from normwise import targets
@@ -252,10 +283,8 @@ def _kernels() -> str:
 
 
 def _exit_code(report: Report, fail_on: str) -> int:
-    from normwise.checkup.finding import Severity
-
     worst = report.worst()
-    failed = worst is not None and fail_on != "never" and worst.rank <= Severity(fail_on).rank
+    failed = worst is not None and worst.reaches(fail_on)
     if report.inputs == "none" and not failed:
         hint = "give --inputs SHAPE (2x12:long, ids=2x12:long) or return (model, inputs)"
         click.echo(
@@ -278,13 +307,11 @@ def _rule_row(name: str, part: ModuleType, lang: str) -> dict[str, str]:
 
 
 def _find_rule(text: str) -> tuple[str, ModuleType]:
-    from difflib import get_close_matches
+    from normwise.checkup.rule import unknown
 
     parts = _rules_by_code()
     wanted = text.lower().replace("_", "-")
     for name, part in parts:
         if wanted in (name, part.CODE.lower()):
             return name, part
-    near = get_close_matches(wanted, [word for name, part in parts for word in (name, part.CODE.lower())], n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "`normwise rules` lists them"
-    raise ValueError(f"no rule is called {text!r}: {hint}")
+    raise unknown(dict(parts), text)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-__all__ = ["debug", "files", "lang", "loading", "rendering", "split", "stack"]
+__all__ = ["configuration", "debug", "files", "lang", "loading", "rendering", "split", "stack"]
 
 
 def split(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -64,6 +64,16 @@ loading = stack(
     ),
     click.option("--device", metavar="DEVICE", help="Run there: cpu, cuda, cuda:1, ..."),
 )
+configuration = stack(
+    click.option(
+        "--config",
+        metavar="FILE",
+        help="Read [tool.normwise] of this file.  [default: of the nearest pyproject.toml that has it]",
+    ),
+    click.option("--isolated", is_flag=True, help="Read no configuration."),
+    click.option("--baseline", metavar="FILE", help="Keep the findings of this file quiet: only new ones fail."),
+    click.option("--write-baseline", is_flag=True, help="Put the findings of this check into the baseline."),
+)
 lang = click.option(
     "--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True, help="English or Chinese."
 )
@@ -79,6 +89,6 @@ rendering = stack(
         "Also write the report; the suffix chooses its format: .txt, .json, .html, .md, .sarif or .xml. Repeatable.",
     ),
     lang,
-    click.option("--full", is_flag=True, help="Show every block, also repeated ones."),
+    click.option("--full", is_flag=True, help="Show every block, also repeated ones; in SARIF every rule."),
     debug,
 )
