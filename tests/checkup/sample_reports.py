@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
-from normwise.checkup.finding import Basis, Finding, NotChecked, Severity
+from normwise.checkup.finding import Basis, Finding, NotChecked, Severity, Suppressed, Unused
 from normwise.checkup.report import Cost, Report
 from normwise.facts.records import (
     Break,
@@ -220,6 +221,30 @@ def faulty() -> Report:
     )  # fmt: skip
 
 
+def quiet() -> Report:
+    """Return the faulty decoder with one finding left: the others are kept quiet in each way, and a way too many."""
+    report = faulty()
+    first, *rest = report.findings
+    ways = [
+        ("configuration", "pyproject.toml:12", "the vision part is frozen"),
+        ("ignore", "model.norm", "trained without"),
+        ("baseline", "normwise-baseline.json", "known before"),
+    ]
+    return replace(
+        report,
+        findings=(first,),
+        suppressed=tuple(
+            Suppressed(finding=finding, by=by, where=where, reason=reason)
+            for finding, (by, where, reason) in zip(rest[:3], ways, strict=True)
+        ),
+        unused=(
+            Unused(
+                code="PLC002", pattern="vision.*", by="configuration", where="pyproject.toml:14", reason="once needed"
+            ),
+        ),
+    )
+
+
 def empty() -> Report:
     """Return the report of a model without any norm."""
     return Report(target="net.py:build", cost=Cost(seconds=0.05, forward_passes=1), passed=("PLC001",), unchanged=True)
@@ -260,6 +285,8 @@ def hostile() -> Report:
         ),
         findings=(finding,),
         not_checked=(NotChecked(code="AXS001", name=HOSTILE, why=HOSTILE),),
+        suppressed=(Suppressed(finding=finding, by="ignore", where=HOSTILE, reason=HOSTILE),),
+        unused=(Unused(code="NUM001", pattern=HOSTILE, by="ignore", where=HOSTILE, reason=HOSTILE),),
         unchanged=False,
     )  # fmt: skip
 
@@ -270,4 +297,5 @@ SAMPLES: dict[str, Callable[[], Report]] = {
     "encoder": encoder,
     "faulty": faulty,
     "hostile": hostile,
+    "quiet": quiet,
 }

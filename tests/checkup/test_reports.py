@@ -21,11 +21,13 @@ from normwise.checkup.reports._words import ZH, words
 from normwise.facts.records import ProfileRow, StackKind
 from normwise.rendering import both
 from normwise.spec import NormSpec, Statistic
-from tests.checkup.sample_reports import HOSTILE, SAMPLES, decoder, empty, encoder, faulty, hostile
+from tests.checkup.sample_reports import HOSTILE, SAMPLES, decoder, empty, encoder, faulty, hostile, quiet
 
 PART_FILES = files("normwise.checkup.reports")
 SCHEMA = json.loads(PART_FILES.joinpath("schema-1.json").read_text("utf-8"))
 SNAPSHOT = Path(__file__).parent.parent / "data" / "report_sample.txt"
+
+MAPS = ("html", "json", "markdown", "text")  # the formats that show the map and what the check cost
 
 every_format = pytest.mark.parametrize("name", reports.names())
 every_sample = pytest.mark.parametrize("sample", SAMPLES)
@@ -74,7 +76,7 @@ def test_every_format_names_every_finding_and_norm(name: str, sample: str, full:
     assert page.endswith("\n")
     for finding in report.findings:
         assert finding.code in page
-    if full and sample != "hostile":
+    if full and sample != "hostile" and name in MAPS:
         assert [norm.path for norm in report.norms if norm.path not in page] == []
 
 
@@ -95,6 +97,10 @@ def test_every_format_shows_hostile_text_as_text(name: str) -> None:
         "json": '"target": ' + json.dumps(HOSTILE),
         "html": "&lt;script&gt;alert(1)",
         "text": "[bold red]hi[/bold red]",
+        "markdown": "<code>&#60;script&#62;alert(1)&#60;/script&#62;",
+        "sarif": '"target": "<script>alert(1)</script>',
+        "github": "]hi[/bold red]",
+        "junit": "&lt;script&gt;alert(1)&lt;/script&gt;",
     }
     assert visible[name] in page
 
@@ -118,12 +124,25 @@ def test_no_format_grows_without_end(name: str) -> None:
 
 
 def test_the_formats_are_known_by_name_and_suffix() -> None:
-    assert reports.names() == ("html", "json", "text")
-    assert reports.suffixes() == {".html": "html", ".htm": "html", ".json": "json", ".txt": "text"}
+    assert reports.names() == ("github", "html", "json", "junit", "markdown", "sarif", "text")
+    assert reports.suffixes() == {
+        ".html": "html", ".htm": "html", ".json": "json", ".txt": "text", ".md": "markdown", ".sarif": "sarif",
+        ".sarif.json": "sarif", ".xml": "junit",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("r.sarif.json", '{\n  "$schema"'), ("r.JSON", '{\n  "schema"'), ("r.junit.xml", "<?xml"), ("v1.2.md", "# normw")],
+)
+def test_the_longest_suffix_chooses_the_format(name: str, start: str, tmp_path: Path) -> None:
+    assert reports.save(empty(), tmp_path / name).read_text("utf-8").startswith(start)
 
 
 def test_an_unknown_format_is_told_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="no format is called 'pdf': choose from html, json, text"):
+    with pytest.raises(
+        ValueError, match="no format is called 'pdf': choose from github, html, json, junit, markdown, "
+    ):
         reports.render(empty(), "pdf")
 
 
@@ -141,7 +160,7 @@ def test_an_unknown_language_is_told_the_known_ones(name: str) -> None:
 @pytest.mark.parametrize("name", ["report.pdf", "report", "report.json.gz"])
 def test_an_unknown_suffix_is_told_the_known_ones_and_nothing_is_written(name: str, tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=re.escape(f"{name} names no report format: let it end in .htm, .html, .json, .txt")
+        ValueError, match=re.escape(f"{name} names no report format: let it end in .htm, .html, .json, .md, .sarif, ")
     ):
         reports.save(empty(), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
@@ -171,6 +190,8 @@ def test_the_report_itself_prints_saves_and_shows(tmp_path: Path) -> None:
     report = encoder()
     assert str(report) == reports.render(report, "text")
     assert report.to_json() == reports.render(report, "json")
+    assert report.to_markdown() == reports.render(report, "markdown")
+    assert report.to_sarif(full=True) == reports.render(report, "sarif", full=True)
     assert report._repr_html_() == report.to_html() == reports.render(report, "html")
     assert report.save(tmp_path / "r.html").read_text("utf-8") == report.to_html()
 
@@ -203,16 +224,16 @@ def words_in(page: str) -> str:
     return " ".join(Page(page).words)
 
 
-@every_format
+@pytest.mark.parametrize("name", [*MAPS, "sarif"])
 @pytest.mark.parametrize("lang", ["en", "zh"])
-def test_every_format_says_what_the_check_cost(name: str, lang: str) -> None:
+def test_a_format_with_a_map_says_what_the_check_cost(name: str, lang: str) -> None:
     cost = replace(decoder().cost, forward_passes=11, backward_passes=7, repair_passes=3)
     page = reports.render(replace(decoder(), cost=cost, effort="full"), name, lang=lang, width=200)
     said = {
-        "json": ['"forward_passes": 11', '"backward_passes": 7', '"repair_passes": 3', '"effort": "full"'],
+        "data": ['"forward_passes": 11', '"backward_passes": 7', '"repair_passes": 3', '"effort": "full"'],
         "en": ["effort full", "11 forward passes, 7 backward passes, 3 of them for a repair"],
         "zh": ["力度 full", "11 次前向, 7 次反向, 其中 3 次为修复验证"],
-    }["json" if name == "json" else lang]
+    }["data" if name in ("json", "sarif") else lang]
     assert [each for each in said if each not in page] == []
 
 
@@ -381,7 +402,7 @@ def test_what_a_target_or_a_fact_says_in_two_languages_is_shown_in_the_one_asked
         notes=(both("inputs generated", "输入是生成的"),),
         breaks=(replace(faulty().breaks[0], what=both("numpy", "经过了 numpy")),),
     )
-    for page in (text(report, lang="zh"), report.to_html(lang="zh")):
+    for page in (text(report, lang="zh"), report.to_html(lang="zh"), report.to_markdown(lang="zh")):
         assert "输入是生成的" in page
         assert "经过了 numpy" in page
         assert "inputs generated" not in page
@@ -480,6 +501,62 @@ def test_evidence_of_any_type_becomes_plain() -> None:
 
 def test_json_holds_the_names_exactly() -> None:
     assert json.loads(hostile().to_json())["target"] == HOSTILE
+
+
+def test_json_tells_what_is_kept_quiet_and_what_kept_nothing_quiet() -> None:
+    document = json.loads(quiet().to_json())
+    assert [
+        (each["finding"]["code"], each["by"], each["where"], each["reason"]) for each in document["suppressed"]
+    ] == [
+        ("NUM003", "configuration", "pyproject.toml:12", "the vision part is frozen"),
+        ("PLC001", "ignore", "model.norm", "trained without"),
+        ("PAR001", "baseline", "normwise-baseline.json", "known before"),
+    ]
+    assert document["unused"] == [
+        {
+            "code": "PLC002", "pattern": "vision.*", "by": "configuration", "where": "pyproject.toml:14",
+            "reason": "once needed",
+        }
+    ]  # fmt: skip
+
+
+# what is kept quiet
+
+
+def test_the_text_counts_what_is_kept_quiet_and_names_every_reason() -> None:
+    page = text(quiet(), width=140)
+    assert "1 error · 3 passed · 3 not checked · 3 suppressed · " in page
+    assert """\
+Suppressed  3  found, and kept quiet on request
+  NUM003 half-precision-statistics  model.layers.{3-11}.input_layernorm: the vision part is frozen (configuration \
+pyproject.toml:12)
+  PLC001 missing-final-norm  model: trained without (nw.ignore model.norm)
+""" in page  # fmt: skip
+    assert "unused suppression: PLC002 vision.*, configuration pyproject.toml:14\n" in page
+    zh = text(quiet(), width=140, lang="zh")
+    assert "3 条已抑制" in zh
+    assert "未用到的抑制: PLC002 vision.*, 配置文件 pyproject.toml:14" in zh
+
+
+@pytest.mark.parametrize("name", ["html", "markdown"])
+def test_a_page_shows_what_is_kept_quiet_and_what_kept_nothing_quiet(name: str) -> None:
+    said = words_in(reports.render(quiet(), name)) if name == "html" else quiet().to_markdown()
+    for each in (
+        "3 suppressed",
+        "trained without",
+        "nw.ignore model.norm",
+        "Unused suppressions",
+        "vision.*",
+        "once needed",
+    ):
+        assert each in " ".join(said.split())
+    bare = words_in(faulty().to_html()) if name == "html" else faulty().to_markdown()
+    assert not re.search("(?i)suppress", bare)
+
+
+def test_what_is_kept_quiet_is_no_finding() -> None:
+    assert str(quiet().worst()) == "error"
+    assert "suppressed" not in text(faulty())
 
 
 # HTML

@@ -75,6 +75,18 @@ class Report:
 
         return reports.render(self, "html", lang=lang)
 
+    def to_markdown(self, *, lang: str = "en") -> str:
+        """Return the report as Markdown, in English ("en") or Chinese ("zh")."""
+        from normwise.checkup import reports
+
+        return reports.render(self, "markdown", lang=lang)
+
+    def to_sarif(self, *, full: bool = False) -> str:
+        """Return the findings as a SARIF 2.1.0 log; ``full``: also the other rules and what is suppressed."""
+        from normwise.checkup import reports
+
+        return reports.render(self, "sarif", full=full)
+
     def to_text(self, *, lang: str = "en", full: bool = False) -> str:
         """Return the report as text, in English ("en") or Chinese ("zh"); ``print`` shows the English one."""
         from normwise.checkup import reports
@@ -82,7 +94,10 @@ class Report:
         return reports.render(self, "text", lang=lang, full=full)
 
     def save(self, path: str | Path, *, lang: str = "en") -> Path:
-        """Write the report; the suffix (.json, .html, .txt) chooses the format. JSON is English in any language."""
+        """Write the report; the suffix (.json, .html, .txt, .md, .sarif, .xml for JUnit) chooses the format.
+
+        JSON and SARIF are English in any language.
+        """
         from normwise.checkup import reports
 
         return reports.save(self, Path(path), lang=lang)

@@ -1,6 +1,6 @@
 """Report formats: each renders one ``Report`` to text.
 
-A format is a module here with a docstring (its page), ``SUFFIXES`` (of the files that hold it),
+A format is a module here with a docstring (its page), ``SUFFIXES`` (of the files that hold it; the longest counts),
 ``FILE_OPTIONS`` (what a file needs that a terminal does not) and ``render(report, **options) -> str``.
 """
 
@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normwise._parts import collect
+from normwise.checkup.reports import github as github
 from normwise.checkup.reports import html as html
 from normwise.checkup.reports import json as json
+from normwise.checkup.reports import junit as junit
+from normwise.checkup.reports import markdown as markdown
+from normwise.checkup.reports import sarif as sarif
 from normwise.checkup.reports import text as text
-from normwise.rendering.files import replace
+from normwise.rendering.files import replace, suffix
 
 if TYPE_CHECKING:
     from normwise.checkup.report import Report
@@ -40,8 +44,8 @@ def render(report: Report, format: str, **options: Any) -> str:
     Args:
         report: what to show.
         format: one of ``names()``.
-        options: ``full`` (every block, also repeated ones), ``lang`` ("en" or "zh"), ``color`` and
-            ``width`` (text only). A format leaves aside what other formats know.
+        options: ``full`` (every block, also repeated ones; in SARIF a result for every rule), ``lang`` ("en" or
+            "zh"), ``color`` and ``width`` (text only). A format leaves aside what other formats know.
 
     Raises:
         ValueError: an unknown format or language.
@@ -72,9 +76,10 @@ def save(report: Report, path: str | Path, **options: Any) -> Path:
     """
     path = Path(path)
     known = suffixes()
-    if path.suffix.lower() not in known:
+    ending = suffix(path, known)
+    if ending is None:
         raise ValueError(f"{path} names no report format: let it end in {', '.join(sorted(known))}")
-    name = known[path.suffix.lower()]
+    name = known[ending]
     replace(path, render(report, name, **{**FORMATS[name].FILE_OPTIONS, **options}))
     return path
 

@@ -1,8 +1,10 @@
-"""The page of a rule, and where it stands."""
+"""The page of a rule, its name and level, and where the page stands."""
 
 from __future__ import annotations
 
-__all__ = ["file_of", "page_of", "title_of"]
+from types import ModuleType
+
+__all__ = ["file_of", "name_of", "page_of", "rule_of", "title_of"]
 
 
 def page_of(code: str, lang: str) -> str:
@@ -26,9 +28,24 @@ def file_of(docs: str, lang: str) -> str:
     return f"{docs.removesuffix('.md')}.zh-CN.md" if named else docs
 
 
+def name_of(code: str) -> str:
+    """Return the name of a rule; nothing for a code that this version lacks."""
+    return _rules().get(code, ("", None))[0]
+
+
+def rule_of(code: str) -> ModuleType | None:
+    """Return the module of a rule; None for a code that this version lacks."""
+    return _rules().get(code, ("", None))[1]
+
+
 def _page(code: str, lang: str) -> str:
     from normwise._parts import page
+
+    rule = rule_of(code)
+    return page(rule, lang) if rule else ""
+
+
+def _rules() -> dict[str, tuple[str, ModuleType | None]]:
     from normwise.checkup import rules
 
-    found = {rule.CODE: rule for rule in rules.all_rules().values()}
-    return page(found[code], lang) if code in found else ""
+    return {rule.CODE: (name, rule) for name, rule in rules.all_rules().items()}

@@ -44,7 +44,9 @@ FORMULAS = {
     StackKind.PARALLEL_SHARED: "x + A(N(x)) + M(N(x))",
     StackKind.NONE: "x + F(x)",
 }
-MARKS = {Evidence.VERIFIED: "✓", Evidence.DERIVED: "·", Evidence.PROBED: "~", Evidence.UNKNOWN: "?"}
+MARKS = {
+    Evidence.VERIFIED: "✓", Evidence.DERIVED: "·", Evidence.PROBED: "~", Evidence.KEYS: "#", Evidence.UNKNOWN: "?",
+}  # fmt: skip
 CURVES = {"residual": "residual_rms", "predicted": "predicted_rms", "branch": "branch_rms", "gradient": "grad_rms"}
 # panels over depth, each with its lines: what a page draws of a profile
 PANELS: dict[str, dict[str, Callable[[ProfileRow], float | None]]] = {
@@ -72,6 +74,7 @@ _INPUTS = {
     "from-shape": "made from the given shape",
     "inferred": "inferred from the model",
     "none": "none, the model was not run",
+    "no-forward": "none, a checkpoint does not run",
 }
 _WEIGHTS = {
     "given": "yours",
@@ -114,6 +117,8 @@ def headline(report: Report, say: Words) -> list[tuple[str, str]]:
     judged = [(say.count(len(report.passed), "passed"), "plain")]
     if report.not_checked:
         judged.append((say.count(len(report.not_checked), "not checked"), "plain"))
+    if report.suppressed:
+        judged.append((say.count(len(report.suppressed), "suppressed"), "plain"))
     return [*(found or [(say("no findings"), "good" if report.passed else "plain")]), *judged, *_cost(report, say)]
 
 
@@ -175,8 +180,8 @@ def nothing(report: Report) -> str:
 
 def no_norms(report: Report, say: Words) -> str:
     """Return why the map is empty."""
-    ran = "the model ran, and nothing in it normalizes activations"
-    sentences = [ran if report.inputs != "none" else "the model was not run"]
+    said = {"none": "the model was not run", "no-forward": "no keys of the checkpoint look like those of a norm"}
+    sentences = [said.get(report.inputs, "the model ran, and nothing in it normalizes activations")]
     if report.breaks:
         sentences.append("but the dataflow was lost in places, see below")
     return ", ".join(map(say, sentences))
@@ -237,7 +242,7 @@ def _kind(spec: NormSpec) -> str:
 
 def _eps(spec: NormSpec, evidence: Evidence) -> str:
     if spec.eps is None:
-        return "?" if evidence is Evidence.PROBED else "finfo"
+        return "?" if evidence in (Evidence.PROBED, Evidence.KEYS) else "finfo"
     if spec.eps_clamp:
         return f"max {number(spec.eps)}"
     return number(spec.eps) if spec.eps_inside or not spec.eps else f"{number(spec.eps)} outside"

@@ -18,6 +18,7 @@ ZH = {
     "info": "{n} 条提示",
     "passed": "{n} 条通过",
     "not checked": "{n} 条未检查",
+    "suppressed": "{n} 条已抑制",
     "norm": "{n} 个归一化层",
     "stack": "{n} 条残差流",
     "block": "{n} 个块",
@@ -38,6 +39,7 @@ ZH = {
     "made from the given shape": "按给定形状生成",
     "inferred from the model": "由模型推断",
     "none, the model was not run": "无，模型没有运行",
+    "none, a checkpoint does not run": "无，checkpoint 不能运行",
     "weights": "权重",
     "yours": "用户的",
     "real": "真实",
@@ -67,6 +69,7 @@ ZH = {
     "Norms not known": "归一化层未知",
     "the model ran, and nothing in it normalizes activations": "模型已运行，其中没有任何对激活的归一化",
     "the model was not run": "模型没有运行",
+    "no keys of the checkpoint look like those of a norm": "checkpoint 的键中没有像归一化的",
     "but the dataflow was lost in places, see below": "但数据流有中断，见下",
     "path": "路径",
     "kind": "类型",
@@ -82,6 +85,7 @@ ZH = {
     "verified by replay": "回放验证",
     "read off the graph": "由图读出",
     "probed from outside": "由外部探测",
+    "read off the keys": "由键读出",
     "not understood": "未能识别",
     "Listed apart": "单独列出",
     "normalizes, but no activations of a stream": "有归一化，但不作用于残差流的激活",
@@ -125,6 +129,20 @@ ZH = {
     "more": "另有 {n} 项",
     "Passed": "通过",
     "Not checked": "未检查",
+    "Suppressed": "已抑制",
+    "found, and kept quiet on request": "已发现，按要求不计入",
+    "Unused suppressions": "未用到的抑制",
+    "unused suppression": "未用到的抑制",
+    "they met no finding: take them away": "没有遇到任何发现：请删除",
+    "configuration": "配置文件",
+    "nw.ignore": "代码 nw.ignore",
+    "baseline": "基线",
+    "reason": "理由",
+    "said by": "出处",
+    "where": "何处",
+    "what": "何事",
+    "level": "级别",
+    "rules": "规则",
     "no rules were run: this is a map": "没有运行规则：这是一张图",
     "no rule could be judged": "没有一条规则可以判定",
     "Environment": "环境",
@@ -140,7 +158,7 @@ ZH = {
 }
 
 _FIRST_CHINESE = "\u2e80"  # where the characters of East Asia begin
-_SAME_IN_PLURAL = ("info", "passed", "not checked", "of them for a repair")
+_SAME_IN_PLURAL = ("info", "passed", "not checked", "suppressed", "of them for a repair")
 _PLURALS = {"forward pass": "forward passes", "backward pass": "backward passes"}
 
 

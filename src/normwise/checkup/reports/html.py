@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from normwise.checkup.finding import Finding
-from normwise.checkup.reports import _depth, _pages, _view
+from normwise.checkup.reports import _depth, _pages, _quiet, _view
 from normwise.checkup.reports._words import Words, words
 from normwise.facts.records import Stack, StackKind
 from normwise.rendering.charts import bars
@@ -115,6 +115,8 @@ def render(report: Report, *, full: bool = False, lang: str = "en") -> str:
             (why, [(code, clean(_pages.title_of(code, lang))) for code in codes])
             for why, codes in _view.reasons(report, say)
         ],
+        suppressed=_quiet.suppressed(report, say),
+        unused=_quiet.unused(report, say),
         environment=_environment(report, say),
         tolerances=_tolerances(report, say),
     )
@@ -127,6 +129,8 @@ def _tiles(report: Report, rows: Sequence[_view.NormRow], say: Words) -> list[tu
         tiles += [_tile(text, tone, say) for text, tone in _view.headline(report, say) if tone != "plain"]
         tiles.append(_tile(say.count(len(report.passed), "passed"), "plain", say))
         tiles.append(_tile(say.count(len(report.not_checked), "not checked"), "plain", say))
+        if report.suppressed:
+            tiles.append(_tile(say.count(len(report.suppressed), "suppressed"), "plain", say))
     tiles.append(_tile(say.count(len(report.norms), "norm"), "plain", say))
     if report.placement.stacks:
         largest = report.placement.stacks[0]

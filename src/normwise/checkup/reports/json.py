@@ -50,9 +50,14 @@ def _document(report: Report) -> dict[str, Any]:
         "not_executed": report.not_executed,
         "breaks": [asdict(each) for each in report.breaks],
         "profile": [asdict(row) for row in report.profile],
-        "findings": [_finding(finding, report.reproduce(finding)) for finding in report.findings],
+        "findings": [_finding(finding, report) for finding in report.findings],
         "passed": report.passed,
         "not_checked": [asdict(each) for each in report.not_checked],
+        "suppressed": [
+            {"by": each.by, "where": each.where, "reason": each.reason, "finding": _finding(each.finding, report)}
+            for each in report.suppressed
+        ],
+        "unused": [asdict(each) for each in report.unused],
         "tolerances": report.tolerances,
     }
 
@@ -132,7 +137,7 @@ def _spec(site: NormSite) -> dict[str, Any]:
     return fields if site.spec else {**dict.fromkeys(fields), "kind": "other"}
 
 
-def _finding(finding: Finding, reproduce: str) -> dict[str, Any]:
+def _finding(finding: Finding, report: Report) -> dict[str, Any]:
     return {
         "code": finding.code,
         "name": finding.name,
@@ -144,7 +149,7 @@ def _finding(finding: Finding, reproduce: str) -> dict[str, Any]:
         "evidence": finding.evidence,
         "counterfactual": finding.counterfactual,
         "fix": finding.fix,
-        "reproduce": reproduce,
+        "reproduce": report.reproduce(finding),
         "docs": finding.docs,
         "fingerprint": finding.fingerprint,
     }

@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from normwise.checkup.finding import Finding
-from normwise.checkup.reports import _view
+from normwise.checkup.reports import _quiet, _view
 from normwise.checkup.reports._words import Words, words
 from normwise.facts.records import Evidence, Stack
 from normwise.rendering.cleaning import clean, shorten
@@ -38,6 +38,7 @@ _EVIDENCE_WORDS = {
     Evidence.VERIFIED: "verified by replay",
     Evidence.DERIVED: "read off the graph",
     Evidence.PROBED: "probed from outside",
+    Evidence.KEYS: "read off the keys",
     Evidence.UNKNOWN: "not understood",
 }
 _MOST_LINES = 8  # of a list of paths, unless full
@@ -274,9 +275,20 @@ def _verdicts(report: Report, say: Words, full: bool, width: int) -> list[Render
         shown.append(Text(say("no rule could be judged"), "bold yellow"))
     if report.passed:
         shown.append(pairs([(Text(say("Passed"), "bold"), safe(" ".join(_ranges(report.passed)), "green"))], indent=0))
+    shown += _kept_quiet(report, say, full)
     if report.not_checked:
         shown += [_title(say("Not checked"), str(len(report.not_checked))), *_reasons(report, say, full, width)]
     return shown
+
+
+def _kept_quiet(report: Report, say: Words, full: bool) -> list[RenderableType]:
+    """Return what was found and does not count, and what kept nothing quiet."""
+    quiet, idle = _quiet.suppressed(report, say), _quiet.unused(report, say)
+    rows = [f"{row.code} {row.name}  {row.where}: {row.reason} ({row.said})" for row in quiet]
+    title = f"{say('Suppressed')}  {len(rows)}"
+    shown = _list(title, say("found, and kept quiet on request"), _some(rows, say, full)) if rows else []
+    loose = [f"{say('unused suppression')}: {row.code} {row.pattern}, {row.said}" for row in idle]
+    return [*shown, *(safe(line, "bold yellow") for line in _some(loose, say, full))]
 
 
 def _reasons(report: Report, say: Words, full: bool, width: int) -> list[RenderableType]:
