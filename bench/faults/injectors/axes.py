@@ -1,0 +1,225 @@
+"""Faults in which values share a statistic: the batch, the time axis, padding, one element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.faults.case import Case, Fault, Unfit, swap
+from bench.faults.rewritten import Rewritten, rewrite
+from normwise.facts.records import Place
+
+__all__ = ["FAULTS"]
+
+
+class Shared(Rewritten):
+    """Statistics over more axes than the last."""
+
+    axes: tuple[int, ...] = (-1,)
+
+    def mean(self, h: Tensor) -> Tensor:
+        """Return the mean over all the axes."""
+        return h.mean(self.axes, keepdim=True)
+
+    def square(self, h: Tensor) -> Tensor:
+        """Return the mean square over all the axes."""
+        return h.pow(2).mean(self.axes, keepdim=True)
+
+
+class OneStep(Rewritten):
+    """Another formula for a single step."""
+
+    def square(self, h: Tensor) -> Tensor:
+        """Take the statistic of a single step over a squeezed axis."""
+        if h.shape[1] == 1:
+            return h.pow(2).mean(-1, keepdim=True) * 1.5
+        return super().square(h)
+
+
+class Forgetful(Rewritten):
+    """Statistics of single numbers."""
+
+    def mean(self, h: Tensor) -> Tensor:
+        """Return each number as its own mean."""
+        return h.unsqueeze(-1).mean(-1)
+
+    def square(self, h: Tensor) -> Tensor:
+        """Return each number as its own mean square."""
+        return h.unsqueeze(-1).pow(2).mean(-1)
+
+
+class Declared(Shared):
+    """A normalized_shape that the statistics do not follow."""
+
+
+class TimeAsChannel(nn.Module):
+    """BatchNorm1d on [B, T, H]: T is taken for the channels."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(steps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize."""
+        return self.norm(x)
+
+
+class Pooled(nn.Module):
+    """A group norm whose groups are one channel on one pixel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Average the map, then normalize."""
+        return self.norm(x.mean((2, 3), keepdim=True))
+
+
+def _stream(case: Case) -> list[Any]:
+    """Return norms of a sequence model that stand on the stream, [B, T, H]."""
+    case.sequences()
+    found = [s for s in case.vectors() if len(s.shape) == 3 and s.placement is not Place.QK]
+    if not found:
+        raise Unfit("no norm of [B, T, H]")
+    return found
+
+
+def causal(case: Case) -> bool:
+    """Whether later tokens leave earlier outputs alone."""
+    case.sequences()
+    twin = case.copied()
+    name = twin.tokens()
+    ids = (twin.args[int(name)] if name.isdigit() else twin.kwargs[name]).clone()
+    with torch.no_grad():
+        first = _output(twin)
+        ids[:, -1] = (ids[:, -1] + 1) % 40 + 3
+        if name.isdigit():
+            twin.args = (ids,)
+        else:
+            twin.kwargs[name] = ids
+        second = _output(twin)
+    return first.ndim == 3 and bool((first[:, :-1] - second[:, :-1]).abs().max() <= 1e-5 * first.abs().max())
+
+
+def _output(case: Case) -> Tensor:
+    from normwise.graph.capture import tensors_in
+
+    return next(iter(tensors_in(case.call())))
+
+
+def _over(*axes: int, where: str) -> Any:
+    def inject(case: Case) -> list[str]:
+        sites = _stream(case)
+        if (where == "causal") != causal(case):
+            raise Unfit("causal" if where != "causal" else "not causal")
+        return rewrite(case, case.some(sites), Shared, axes=axes)
+
+    return inject
+
+
+def _batch(case: Case) -> list[str]:
+    sites = [s for s in case.vectors() if len(s.shape) >= 3 and s.shape[0] > 1]
+    if not sites:
+        raise Unfit("no norm whose first axis is the batch")
+    return rewrite(case, case.some(sites), Shared, axes=(0, -1))
+
+
+def _padded(case: Case) -> list[str]:
+    if causal(case):
+        raise Unfit("causal: padding behind a sample is the future")
+    return rewrite(case, case.some(_stream(case)), Shared, axes=(1, -1))
+
+
+def _decoding(case: Case) -> list[str]:
+    if not causal(case) or not hasattr(case.model, "generate"):
+        raise Unfit("no decoder with a cache")
+    return rewrite(case, case.some(_stream(case)), OneStep)
+
+
+def _degenerate(case: Case) -> list[str]:
+    sites = case.vectors("layer", "rms")
+    return rewrite(case, case.some(sites, one=True), Forgetful)
+
+
+def _channels(case: Case) -> list[str]:
+    (site, *_) = case.some(_stream(case), one=True)
+    swap(case, site.path, TimeAsChannel(site.shape[1]))
+    return [site.path, f"{site.path}.norm"]
+
+
+def _groups(case: Case) -> list[str]:
+    """A group norm behind the pooling, in the place of the last batch or group norm."""
+    images = [s for s in case.norms if len(s.shape) == 4 and isinstance(case.module(s.path), nn.GroupNorm)]
+    if not images:
+        raise Unfit("no group norm of images")
+    swap(case, images[-1].path, Pooled(images[-1].shape[1]))
+    return [images[-1].path, f"{images[-1].path}.norm"]
+
+
+def _unlike_declared(case: Case) -> list[str]:
+    sites = _stream(case)
+    paths = rewrite(case, case.some(sites), Declared, axes=(1, -1))
+    for path in paths:
+        norm = case.module(path)
+        norm.normalized_shape = (norm.gain.shape[0],)  # pyright: ignore
+    return paths
+
+
+def _batch_statistics(case: Case) -> list[str]:
+    """Batch norms without running statistics."""
+    sites = case.some(case.batch_norms())
+    for site in sites:
+        norm = case.module(site.path)
+        norm.track_running_stats = False  # pyright: ignore
+        norm.running_mean = norm.running_var = None  # pyright: ignore
+    return [s.path for s in sites]
+
+
+FAULTS = (
+    Fault(
+        name="statistics-over-the-batch", codes=("AXS001",), inject=_batch, effects=("AXS002",),
+        what=("statistics over samples", "统计量跨样本"),
+    ),
+    Fault(
+        name="batch-norm-without-running-statistics", codes=("AXS001",), inject=_batch_statistics,
+        what=("a batch norm that evaluates with the batch", "批归一化在评估时用批统计量"),
+    ),
+    Fault(
+        name="statistics-over-time", codes=("AXS002",), inject=_over(1, -1, where="encoder"),
+        what=("statistics over all steps of an encoder", "编码器的统计量跨所有时间步"),
+    ),
+    Fault(
+        name="future-in-statistics", codes=("AXS003",), inject=_over(1, -1, where="causal"),
+        effects=("AXS005", "AXS002"),
+        what=("statistics over all steps of a causal model", "因果模型的统计量跨所有时间步"),
+    ),
+    Fault(
+        name="statistics-over-time-alone", codes=("AXS003",), inject=_over(1, where="causal"),
+        effects=("AXS005", "AXS002", "AXS007"),
+        what=("statistics over time instead of the features of a causal model", "因果模型用时间轴代替特征轴"),
+    ),
+    Fault(
+        name="padding-in-statistics", codes=("AXS004",), inject=_padded, setting="padded", effects=("AXS002",),
+        what=("padding enters the statistics", "填充进入统计量"),
+    ),
+    Fault(
+        name="another-formula-when-decoding", codes=("AXS005",), inject=_decoding,
+        what=("a single step is normalized otherwise", "单个时间步用另一公式"),
+    ),
+    Fault(
+        name="channel-is-time", codes=("AXS006",), inject=_channels, effects=("BNS003",),
+        what=("BatchNorm1d(T) on [B, T, H]", "BatchNorm1d(T) 用在 [B, T, H] 上"),
+    ),
+    Fault(
+        name="statistics-of-one-number", codes=("AXS007",), inject=_degenerate,
+        effects=("NUM005", "DYN002", "AXS009"),
+        what=("statistics over one element", "统计量只含一个元素"),
+    ),
+    Fault(
+        name="unlike-its-declaration", codes=("AXS009",), inject=_unlike_declared, effects=("AXS002", "AXS003", "AXS005"),
+        what=("normalized_shape says H, the statistics span T and H", "normalized_shape 为 H，统计量却跨 T 与 H"),
+    ),
+)  # fmt: skip
