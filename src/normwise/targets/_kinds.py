@@ -10,6 +10,7 @@ from normwise.targets import packages as packages
 from normwise.targets import python_file as python_file
 from normwise.targets import python_module as python_module
 
+from normwise.targets import timm_model as timm_model
 __all__ = ["KINDS"]
 
 # The package also holds modules that are no kinds (inputs, answer, ...), so the kinds have this module to themselves.

@@ -5,22 +5,27 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import os
-import random
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from normwise.errors import TargetError
 from normwise.targets.hf_recipes import recipe_for
+from normwise.targets.offline import offline
 
-__all__ = ["build_fake", "build_model", "count_parameters", "library", "model_class", "model_types", "quiet"]
+__all__ = [
+    "build_fake",
+    "build_model",
+    "count_parameters",
+    "fake_storage",
+    "library",
+    "model_class",
+    "model_types",
+    "quiet",
+]
 
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _HEADS = ("MODEL_FOR_PRETRAINING", "MODEL_FOR_CAUSAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_MULTIMODAL_LM")
 
 
@@ -43,20 +48,8 @@ def model_types() -> list[str]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Use transformers offline and silently; random states, environment and verbosity are restored."""
-    before = {name: os.environ.get(name) for name in _OFFLINE}
-    os.environ.update(_OFFLINE)  # read when transformers is imported
-    states = random.getstate(), np.random.get_state()
-    try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
-            with _silent_logging():
-                torch.manual_seed(0)
-                yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    with offline(), _silent_logging():
+        yield
 
 
 @contextlib.contextmanager
@@ -155,10 +148,15 @@ def build_fake(config: Any, dtype: torch.dtype = torch.bfloat16, cls: type[nn.Mo
         dtype: of the parameters; buffers keep theirs.
         cls: of the model; the one ``model_class`` gives by default.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with quiet(), torch.device("meta"):
         model = (cls or model_class(config))(config).to(dtype).eval()
+    return fake_storage(model)
+
+
+def fake_storage(model: nn.Module) -> nn.Module:
+    """Turn what a model built on the meta device holds into FakeTensors of one mode on the CPU; ties stay ties."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     made: dict[int, Tensor] = {}
 
