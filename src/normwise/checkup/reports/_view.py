@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CURVES", "FORMULAS", "KINDS", "LINEAR", "MARKS", "MOST_PLACES", "PANELS", "PREDICTED", "SPARSE", "NormRow",
-    "about", "along", "cost", "curve", "effect", "evidence", "explained", "headline", "moved", "no_norms", "norm_rows",
-    "places", "profiles", "reasons", "stack_words", "unchanged",
+    "about", "along", "cost", "curve", "effect", "evidence", "explained", "headline", "moved", "no_norms", "no_stacks",
+    "norm_rows", "places", "profiles", "reasons", "stack_words", "unchanged",
 ]  # fmt: skip
 
 KINDS = {
@@ -185,6 +185,12 @@ def no_norms(report: Report, say: Words) -> str:
     if report.breaks:
         sentences.append("but the dataflow was lost in places, see below")
     return ", ".join(map(say, sentences))
+
+
+def no_stacks(report: Report) -> str:
+    """Return why there is no stack to show."""
+    known = report.inputs != "no-forward"
+    return "no residual stream was found" if known else "where the norms sit is not in a checkpoint"
 
 
 def norm_rows(sites: Sequence[NormSite], say: Words, *, full: bool = False) -> list[NormRow]:

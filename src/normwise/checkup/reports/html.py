@@ -96,6 +96,7 @@ def render(report: Report, *, full: bool = False, lang: str = "en") -> str:
         about=_view.about(report, say),
         nothing=say(_view.nothing(report)),
         no_norms=_view.no_norms(report, say),
+        no_stacks=say(_view.no_stacks(report)),
         findings=_findings(report, say, most_paths),
         stacks=[_stack(index, stack, report, say) for index, stack in enumerate(report.placement.stacks)],
         also=[

@@ -50,7 +50,7 @@ def _sections(report: Report, say: Words, full: bool) -> Iterator[str]:
     yield from _verdicts(report, say)
     yield f"## {say('Placement')}"
     yield "\n".join(_stack(index, stack, say) for index, stack in enumerate(report.placement.stacks)) or say(
-        "no residual stream was found"
+        _view.no_stacks(report)
     )
     yield from _norms(report, say, full)
     yield from _besides(report, say)
@@ -61,7 +61,7 @@ def _sections(report: Report, say: Words, full: bool) -> Iterator[str]:
 def _findings(report: Report, say: Words, full: bool) -> Iterator[str]:
     if report.findings:
         yield f"## {say('Findings')} ({len(report.findings)})"
-        heading = [say(name) for name in ("level", "rule", "where", "what", "fix", "basis")]
+        heading = [say("level"), say.noun("rule"), *map(say, ("where", "what", "fix", "basis"))]
         yield table(heading, (_finding(each, say, full) for each in report.findings))
 
 
@@ -82,7 +82,7 @@ def _verdicts(report: Report, say: Words) -> Iterator[str]:
         return
     if not report.findings and not report.passed:
         yield f"**{say('no rule could be judged')}**"
-    heading = [say("rule"), say("where"), say("reason"), say("said by")]
+    heading = [say.noun("rule"), say("where"), say("reason"), say("said by")]
     if rows := _quiet.suppressed(report, say):
         yield f"## {say('Suppressed')} ({len(rows)})"
         rules = [f"{code(row.code)} {prose(row.name)}" for row in rows]

@@ -107,7 +107,7 @@ def _placement(report: Report, say: Words) -> list[RenderableType]:
     lines = [_stack(index, stack, say) for index, stack in enumerate(summary.stacks)]
     marks = {"embedding norm": summary.embedding_norm, "QK norm": summary.qk_norm, "inner norm": summary.inner_norm}
     also = " · ".join(f"{say(name)}: {say('yes' if present else 'no')}" for name, present in marks.items())
-    parts = [pairs(lines) if lines else _indent(Text(say("no residual stream was found"), "dim")), _indent(Text(also))]
+    parts = [pairs(lines) if lines else _indent(Text(say(_view.no_stacks(report)), "dim")), _indent(Text(also))]
     return [_title(say("Placement")), *parts]
 
 
