@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from normwise.errors import TargetError
+from normwise.errors import CheckpointError, TargetError
 from normwise.targets import load, target
 
 FOLDER = Path(__file__).parents[1] / "data" / "targets"
@@ -78,33 +78,34 @@ def test_a_text_that_names_nothing(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "error", "message"),
     [
-        ("model.pt", r"a pickle can run any code when it is opened, so normwise never loads one; .*safetensors"),
-        ("pytorch_model.bin", r"normwise never loads one"),
-        ("last.ckpt", r"normwise never loads one"),
-        ("model.pkl", r"normwise never loads one"),
-        ("model.safetensors", r"cannot check a checkpoint by itself yet"),
-        ("model.safetensors.index.json", r"cannot check a checkpoint by itself yet"),
-        ("notes.txt", r"is no Python file"),
+        ("model.pt", CheckpointError, "no zip archive"),
+        ("pytorch_model.bin", CheckpointError, "no zip archive"),
+        ("last.ckpt", CheckpointError, "no zip archive"),
+        ("model.safetensors", CheckpointError, "a header of"),
+        ("model.safetensors.index.json", CheckpointError, "no valid JSON"),
+        ("model.pkl", TargetError, r"a pickle can run any code when it is opened, .* safetensors"),
+        ("notes.txt", TargetError, "is no Python file"),
     ],
 )
-def test_a_file_of_another_kind_is_not_opened(tmp_path: Path, name: str, message: str) -> None:
-    (tmp_path / name).write_bytes(b"not even a real one")
-    with pytest.raises(TargetError, match=message):
+def test_a_file_that_is_not_what_its_name_says(tmp_path: Path, name: str, error: type[Exception], message: str) -> None:
+    (tmp_path / name).write_bytes(b"not even a real one, whatever its name says")
+    with pytest.raises(error, match=message):
         load(str(tmp_path / name))
 
 
-def test_a_pickle_that_would_run_code_does_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["model.pt", "model.pkl"])
+def test_a_pickle_that_would_run_code_does_not(tmp_path: Path, name: str) -> None:
     mark = tmp_path / "ran"
-    (tmp_path / "model.pt").write_bytes(f"cos\nsystem\n(S'touch {mark}'\ntR.".encode())
-    with pytest.raises(TargetError, match="pickle"):
-        load(str(tmp_path / "model.pt"))
+    (tmp_path / name).write_bytes(f"cos\nsystem\n(S'touch {mark}'\ntR.".encode())
+    with pytest.raises((TargetError, CheckpointError)):
+        load(str(tmp_path / name))
     assert not mark.exists()
 
 
-def test_a_folder_is_pointed_to_its_prefix(tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match=f"this is a folder; for a transformers model in it give hf:{tmp_path}"):
+def test_a_folder_without_weights_is_no_target(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"has no weights \(\.safetensors, .*\) and no config\.json"):
         load(str(tmp_path))
 
 

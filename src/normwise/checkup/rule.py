@@ -26,7 +26,7 @@ MOVED = 0.01
 def run(name: str, rule: ModuleType, facts: Facts) -> list[Finding] | NotChecked:
     """Run one rule. A rule that fails is not checked; it never stops the others.
 
-    Of a checkpoint by itself only those judge that say ``READS_CHECKPOINTS``: the others would pass what they never saw.
+    Only rules that say ``READS_CHECKPOINTS`` judge a checkpoint by itself: the others would pass what they never saw.
     """
     if facts.target.stored is not None and not getattr(rule, "READS_CHECKPOINTS", False):
         return NotChecked(code=rule.CODE, name=name, why=NO_FORWARD)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from normwise.errors import NotKnown
-from normwise.facts import state_dicts, unexecuted
+from normwise.facts import unexecuted
 from normwise.facts.state_dicts import (
     LoadInfo,
     Prefix,
@@ -30,6 +30,7 @@ from normwise.facts.state_dicts import (
 )
 from normwise.graph import Graph
 from normwise.rendering import both
+from normwise.targets.checkpoint.keys import WORDS, role
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -263,8 +264,8 @@ class Checkpoints:
             return False
         if len({t.numel() for t in vectors}) > 1:
             return False
-        roles, word = {state_dicts.role(k) for k in keys}, path.rpartition(".")[2].lower()
-        return "weight" in roles and ("bias" in roles or any(w in word for w in _WORDS))
+        roles, word = {role(k) for k in keys}, path.rpartition(".")[2].lower()
+        return "weight" in roles and ("bias" in roles or any(w in word for w in WORDS))
 
     def shift_without_home(self, norm: NormTensor) -> str | None:
         """Return the key of a shift that the checkpoint has beside a loaded gain, and the model's norm has not."""
@@ -295,7 +296,6 @@ class Checkpoints:
         return {pattern(n.proposed): pattern(n.key) for n in self.lost if n.proposed}
 
 
-_WORDS = ("norm", "ln", "bn")  # of keys of checkpoints, which are evidence
 _OTHER_SHAPES = both("the checkpoint's tensors have other shapes than the model's", "checkpoint 的张量形状与模型不同")
 _OTHER_MODEL = both("the checkpoint shares no tensor with the model", "checkpoint 与模型没有共同的张量")
 
@@ -337,11 +337,11 @@ def _executed(facts: Facts, live: Tensors) -> Iterator[NormTensor]:
             call.running_mean: (Role.MEAN, 0.0),
             call.running_var: (Role.VARIANCE, 1.0),
         }
-        for value, (role, neutral) in roles.items():
+        for value, (said, neutral) in roles.items():
             for key in facts.graph.values[value].names[:1] if value is not None else ():
                 if key in live:
                     yield NormTensor(
-                        key=key, path=site.row.path, role=role, live=live[key], neutral=neutral, centred=centred
+                        key=key, path=site.row.path, role=said, live=live[key], neutral=neutral, centred=centred
                     )
 
 

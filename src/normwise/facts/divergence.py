@@ -74,6 +74,16 @@ def explain(reference: Reference) -> Divergence:
         differing = tuple(differences(reference, pair)) if pair else ()
     op = reference.runs[0].graph.producer(loose)
     assert op is not None
+    found = _unfolded(reference, op, loose, differing)
+    parting = None if found.of_norms else reference.parting
+    if parting is None or not (differing := tuple(differences(reference, parting))):
+        return found
+    path = reference.mine.graph.calls[parting.mine.call].path
+    return Divergence(path=path, op=parting.mine.op.short, differing=differing)
+
+
+def _unfolded(reference: Reference, op: Op, loose: int, differing: tuple[Difference, ...]) -> Divergence:
+    """Return the divergence at an op with all that may explain it."""
     return Divergence(
         path=reference.runs[0].graph.path(op),
         op=op.short,

@@ -35,6 +35,7 @@ from normwise.facts import (
     profile,
     reference,
     running,
+    stored,
     streams,
     unexecuted,
 )
@@ -51,6 +52,7 @@ from normwise.facts.records import Break, NormSite, Placement, ProfileRow
 from normwise.facts.rows import Rows
 from normwise.facts.runs import Runs
 from normwise.facts.sites import Site, sites_of
+from normwise.facts.stored import NO_FORWARD
 from normwise.facts.trials import Trial, Trials
 from normwise.graph import Graph, Observer, Recording, trace
 from normwise.graph.capture import tensors_in
@@ -117,6 +119,8 @@ class Facts:
     @cached_property
     def traced(self) -> Recording:
         """One traced run in eval mode, as it was."""
+        if self.target.stored is not None:
+            raise NotKnown(NO_FORWARD)
         if self.target.inputs_from is InputsFrom.NONE:
             raise NotKnown(
                 both(
@@ -284,7 +288,12 @@ class Facts:
     @property
     def norms(self) -> tuple[NormSite, ...]:
         """The rows of the norm map."""
-        return tuple(s.row for s in self.sites)
+        return tuple(s.row for s in (self.sites if self.target.stored is None else self.stored_sites))
+
+    @cached_property
+    def stored_sites(self) -> tuple[Site, ...]:
+        """The norms of a checkpoint by itself, by its keys: rows without executions; needs no run."""
+        return stored.sites(self)
 
     @cached_property
     def listed_apart(self) -> tuple[NormSite, ...]:

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from normwise.errors import NotKnown
-from normwise.facts import conventions
+from normwise.facts import conventions, stored
 from normwise.facts.calls import NormCall
 from normwise.facts.checkpoints import State
 from normwise.facts.optimizers import states
 from normwise.facts.repairs import effect, respecified
 from normwise.facts.sites import Site
+from normwise.facts.state_dicts import pattern
 from normwise.rendering import both
 from normwise.spec import Gate, Kind, Modulation, NormSpec, Scope
 from normwise.targets.target import Weights
@@ -137,6 +138,8 @@ class Gains:
         Raises:
             NotKnown: the model holds no numbers.
         """
+        if self.facts.target.stored is not None:
+            return self._of_checkpoint()
         if self.facts.traced.graph.fake or self.facts.target.weights is Weights.FAKE:
             raise NotKnown(both("the model holds no numbers", "模型没有数值"))
         tensors = self.facts.tensors
@@ -154,8 +157,28 @@ class Gains:
         return tuple(found.values())
 
     def of(self, *kinds: Kind) -> tuple[Gain, ...]:
-        """Return the gains of norms of some kinds."""
+        """Return the gains of norms of some kinds.
+
+        Raises:
+            NotKnown: the model holds no numbers, or a checkpoint does not say how norms use theirs.
+        """
+        if self.facts.target.stored is not None:
+            stored.need_conventions(self.facts, kinds)
         return tuple(g for g in self.all if g.kind in kinds)
+
+    def _of_checkpoint(self) -> tuple[Gain, ...]:
+        """Return the gains of a checkpoint as its family applies them; norms of the same pattern are siblings."""
+        found: list[Gain] = []
+        tensors = self.facts.tensors
+        for site in self.facts.stored_sites:
+            parameter = tensors.get(f"{site.row.path}.weight".removeprefix("."))
+            if parameter is None or site.row.spec is None:
+                continue
+            flat = parameter.detach().flatten()
+            role = (pattern(site.row.path), len(flat))
+            effective = flat.double() + site.row.spec.weight_offset
+            found.append(Gain(site=site, effective=effective, stored=flat, parameter=parameter, role=role))
+        return tuple(found)
 
     def _effective(self, site: Site, stored: Tensor) -> Tensor:
         """Return the gain by channel, measured where arithmetic stands between the parameter and the product."""
@@ -230,7 +253,7 @@ class Gains:
 
     def short_of_reference(self, gain: Gain) -> float | None:
         """Return how much the reference adds to a gain in every channel (0, 1 or -1), or None: nothing of the kind."""
-        gap = self._gaps.get(gain.calls[0].op.id)
+        gap = self._gaps.get(gain.calls[0].op.id) if gain.calls else None
         near = [] if gap is None else [n for n in (0.0, 1.0, -1.0) if bool(((gap - n).abs() <= _ROUNDING).all())]
         return near[0] if near else None
 
@@ -283,6 +306,8 @@ def regained(
     Returns:
         The counterfactual of a finding, or None where it cannot be run.
     """
+    if facts.target.stored is not None:
+        return None
     calls = sorted((c for g in gains for c in g.calls), key=lambda c: c.op.id)
     last = calls[-1].output
     try:

@@ -34,6 +34,7 @@ class Evidence(StrEnum):
     VERIFIED = "verified"  # replayed on random data against its closed form
     DERIVED = "derived"  # read off the graph
     PROBED = "probed"  # an opaque module, judged by behaviour
+    KEYS = "keys"  # the keys of a checkpoint, and its config.json
     UNKNOWN = "unknown"
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from normwise.errors import NotKnown
 from normwise.rendering import both
+from normwise.targets.checkpoint.keys import role
 
 __all__ = [
     "LoadInfo",
@@ -23,7 +24,6 @@ __all__ = [
     "load_info",
     "pattern",
     "renamed",
-    "role",
     "same",
     "tensors_of",
 ]
@@ -160,12 +160,6 @@ def pattern(key: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", key)
 
 
-# other names of a gain and a shift: TensorFlow's, Flax's, hand-written ones
-_ROLES = {
-    "gamma": "weight", "scale": "weight", "g": "weight", "gain": "weight", "w": "weight",
-    "beta": "bias", "b": "bias", "offset": "bias", "shift": "bias",
-    "moving_mean": "running_mean", "moving_variance": "running_var", "mean": "running_mean", "var": "running_var",
-}  # fmt: skip
 _ALIKE = 0.6  # of the words of two names: "LayerNorm.gamma" and "norm.weight" of the same layer reach it
 
 
@@ -176,12 +170,6 @@ def renamed(key: str, candidates: Iterable[str]) -> str | None:
         if role(other) == role(key) and re.findall(r"\d+", other) == re.findall(r"\d+", key):
             best = max(best, (SequenceMatcher(None, _stem(key), _stem(other)).ratio(), other))
     return best[1] or None
-
-
-def role(key: str) -> str:
-    """Return what a key says a tensor is, in torch's word for it: "weight", "bias", "running_mean", ..."""
-    last = key.rpartition(".")[2].lower()
-    return _ROLES.get(last, last)
 
 
 def _stem(key: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normwise.errors import TargetError
 from normwise.targets import casting, inputs, unclaimed
 from normwise.targets._kinds import KINDS
 from normwise.targets.answer import EVIDENCE, floating, split_inputs, with_evidence
@@ -41,6 +42,9 @@ def load(
         TypeError: the object is no module, or torch has no such dtype.
     """
     found = _found(text_or_object, inputs)
+    for option, given in (("--dtype", dtype), ("--device", device)):
+        if given is not None:
+            _refuse_for_checkpoint(found, option)
     if dtype is not None:
         found = dataclasses.replace(found, dtype=floating(dtype))
     return _settled(found, inputs, device)
@@ -62,6 +66,7 @@ def target(model_or_text: str | nn.Module | Target, inputs: Any = None, **eviden
     spec = inputs if isinstance(inputs, str) else None
     found = with_evidence(_found(model_or_text, spec), evidence)
     if inputs is not None and spec is None:
+        _refuse_for_checkpoint(found, "inputs=")
         args, kwargs = split_inputs(inputs)
         found = dataclasses.replace(found, args=args, kwargs=kwargs, inputs_from=InputsFrom.GIVEN)
     return _settled(found, spec, None)
@@ -78,6 +83,13 @@ def _found(given: str | nn.Module | Target, spec: str | None) -> Target:
     if len(claiming) != 1:
         raise unclaimed.error(given, KINDS, claiming)
     return claiming[0].load(given, inputs=spec)
+
+
+def _refuse_for_checkpoint(found: Target, option: str) -> None:
+    """Refuse what is about a run: a checkpoint is judged as it is stored."""
+    if found.stored is not None:
+        why = "a checkpoint holds no model that could run"
+        raise TargetError(f"{found.name}: {option} has no meaning here, {why}; give FILE.py:callable that loads it")
 
 
 def _settled(found: Target, spec: str | None, device: torch.device | str | None) -> Target:

@@ -14,7 +14,7 @@ from normwise.targets.target import InputsFrom, Target, Weights
 __all__ = ["EVIDENCE", "as_dtype", "floating", "from_answer", "from_fields", "split_inputs", "with_evidence"]
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Target))
-_NOT_EVIDENCE = ("model", "args", "kwargs", "inputs_from", "weights", "notes")
+_NOT_EVIDENCE = ("model", "args", "kwargs", "inputs_from", "weights", "notes", "stored")
 
 EVIDENCE = tuple(name for name in _FIELDS if name not in _NOT_EVIDENCE)
 """The names that ``target(model, inputs, **evidence)`` takes."""

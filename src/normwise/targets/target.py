@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from normwise.targets.checkpoint.stored import Stored
 
 __all__ = ["InputsFrom", "Target", "Weights"]
 
@@ -20,6 +23,7 @@ class InputsFrom(StrEnum):
     FROM_SHAPE = "from-shape"
     INFERRED = "inferred"
     NONE = "none"
+    NO_FORWARD = "no-forward"  # a checkpoint by itself: there is nothing to run
 
 
 class Weights(StrEnum):
@@ -66,6 +70,7 @@ class Target:
     dtype: torch.dtype | None = None
     claims: tuple[str, ...] = ()
     inputs_other_rank: Any = None
+    stored: Stored | None = None  # a checkpoint by itself; ``model`` then only holds its norms
 
     def run(self, model: nn.Module | None = None) -> Any:
         """Call the model (or another one in its place) once on the example inputs."""

@@ -13,8 +13,7 @@ from normwise.errors import TargetError
 
 __all__ = ["error"]
 
-_PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
-_CHECKPOINTS = (".safetensors", ".safetensors.index.json")
+_PICKLES = (".pkl", ".pickle")
 _TYPE = re.compile(r"[a-zA-Z][\w-]*")
 
 
@@ -38,13 +37,8 @@ def _reason(text: str) -> str:
             "a pickle can run any code when it is opened, so normwise never loads one; "
             "give FILE.py:callable that builds the model, or save the tensors as safetensors"
         )
-    if text.endswith(_CHECKPOINTS):
-        return _missing(text) or (
-            "this version cannot check a checkpoint by itself yet; give FILE.py:callable that builds the model "
-            "and loads it, or hf:DIR for a folder with a config.json"
-        )
     if Path(text).is_dir():
-        return f"this is a folder; for a transformers model in it give hf:{text}"
+        return "this folder has no weights (.safetensors, .pt, .pth, .bin, .ckpt) and no config.json"
     if Path(text).is_file():
         return "this file is no Python file; give FILE.py:callable"
     return _guess(text) or _missing(text) or "no kind of target is written like this"

@@ -44,6 +44,7 @@ from normwise.targets import Target
 
 CODE = "BNS011"
 SEVERITY = Severity.ERROR
+READS_CHECKPOINTS = True
 EXPLAINS = ("BNS004", "NUM009")
 
 ZH = """任何数据都产生不出的运行统计量。

@@ -44,6 +44,7 @@ from normwise.targets import Target, Weights
 
 CODE = "PAR010"
 SEVERITY = Severity.WARNING
+READS_CHECKPOINTS = True
 EXPLAINS = ("CKP006",)
 
 # Everything passes through these. Elsewhere a gain of 0 is a branch that starts closed, or, on queries and keys, an
@@ -53,6 +54,7 @@ ONLY_PATH = frozenset({Place.FINAL, Place.HEAD, Place.EMBEDDING, Place.STEM, Pla
 SPREAD = 0.1
 # With this share of all gains at 0 nothing was closed on purpose.
 ALL = 0.9
+MOST = 0.5  # of the norms of a checkpoint
 
 ZH = """增益使输出加倍或归零。
 
@@ -81,6 +83,8 @@ def check(facts: Facts) -> Iterator[Finding]:
     gains = facts.gains.of(Kind.LAYER, Kind.RMS)
     fresh = facts.gains.trained is False and not facts.gains.loaded
     doubled = [g for g in gains if g.offset == 1 and (g.constant == 2 or (fresh and _around(g, 2.0)))]
+    if facts.target.stored is not None and len(doubled) < MOST * len(gains):
+        doubled = []  # a family has plain norms beside those that add 1, and a checkpoint does not say which they are
     if doubled:
         yield _doubled(facts, doubled, len(gains))
     silent = [g for g in gains if g.constant == 0]

@@ -9,6 +9,8 @@ want gradients and are in no group of the optimizer, although the matrices besid
 where the optimizer has stepped and they still are 1, or where it trains other vectors (one for matrices alone has
 another beside it). Frozen gains, and parts that are missing with their matrices (adapters, two networks), are sound.
 
+Of a checkpoint by itself, gains that all are exactly 0 or 1 are a remark.
+
 ## Why it matters
 The same signature has four causes: norms that nothing trains, norms trained without a gain and exported with ones
 (harmless), gains lost in loading (garbage), and gains in bfloat16, which at 1.0 move only by steps of 1/256 or 1/128:
@@ -40,11 +42,15 @@ from normwise.facts.optimizers import groups, left_out, mixed, states
 from normwise.rendering import both
 from normwise.spec import Kind
 from normwise.targets import Target
+from normwise.targets.checkpoint import Stored
+from normwise.targets.checkpoint.keys import Keys
 
 CODE = "PAR009"
 SEVERITY = Severity.WARNING
+READS_CHECKPOINTS = True
 
 SEVERAL = 2  # one gain of 1 is no pattern: it may have been folded into a matrix
+STARTS = (0.0, 1.0)  # of a gain that is stored: in a norm that adds 1 to it, and in a plain one
 MOST = 0.5  # of the gains: with fewer, some are simply not trained
 
 ZH = """训练从未移动过的增益。
@@ -54,7 +60,7 @@ ZH = """训练从未移动过的增益。
 数值相同（那么加载没有丢失任何东西），还是根本没有。只有优化器能证明更新丢失时才是警告：半精度的增益，优化器走过若干
 步、平均梯度不为零、学习率不为零，而增益仍是初始值；或需要梯度的增益不在优化器的任何组中，而旁边的矩阵都在。后者在优化器
 已走过若干步而增益仍为 1，或优化器也训练其他向量时为警告（只管矩阵的优化器旁边还有另一个）。冻结的增益，以及连同矩阵一起
-缺席的部分（适配器、两个网络）没有问题。
+缺席的部分（适配器、两个网络）没有问题。只有 checkpoint 时，恰为 0 或 1 的增益只作提示。
 
 ## 为什么重要
 同一现象有四种原因：没有优化器训练它；训练时归一化没有增益、导出时写成 1（无害）；加载时丢失（输出是垃圾）；增益为
@@ -71,6 +77,9 @@ bfloat16，在 1.0 处只能以 1/256 或 1/128 的步长移动，通常学习�
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report gains that are exactly 1 in a model that was trained."""
+    if facts.target.stored is not None:
+        yield from _in_checkpoint(facts.target.stored)
+        return
     gains = facts.gains.of(Kind.LAYER, Kind.RMS)
     if not gains:
         return
@@ -88,6 +97,31 @@ def check(facts: Facts) -> Iterator[Finding]:
         yield _lost_updates(lost, len(gains))
     elif len(still) >= max(SEVERAL, MOST * len(gains)):
         yield _unmoved(facts, still, len(gains))
+
+
+def _in_checkpoint(stored: Stored) -> Iterator[Finding]:
+    """Report gains of a checkpoint that are 0 or 1 in every channel: where norms of either convention start."""
+    norms = [n for n in stored.norms if n.keys is not Keys.RUNNING and n.tensors["weight"].numel() > 1]
+    still = [n for n in norms if any(bool((n.tensors["weight"] == start).all()) for start in STARTS)]
+    if len(still) < max(SEVERAL, MOST * len(norms)):
+        return
+    dtypes = {n.tensors["weight"].dtype for n in still}
+    dtype = str(next(iter(dtypes))).removeprefix("torch.") if len(dtypes) == 1 else "mixed"
+    step = max(torch.finfo(d).eps / 2 for d in dtypes)
+    yield Finding(
+        paths=tuple(n.path for n in still),
+        severity=Severity.INFO,
+        basis=Basis.PROOF,
+        message=both(
+            f"{len(still)} of {counted(len(norms), 'gain')} ({dtype}) are exactly what a fresh norm starts with",
+            f"{len(norms)} 个增益（{dtype}）中有 {len(still)} 个恰为新建归一化的初始值",
+        ),
+        evidence={"gains": len(still), "of": len(norms), "dtype": dtype, "smallest_step_at_1": step},
+        fix=both(
+            "Nothing if they were frozen or exported so; in half precision keep float32 masters for them.",
+            "若有意冻结或导出如此则无需修复；半精度时为其保留 float32 主权重。",
+        ),
+    )
 
 
 def _absent(facts: Facts, gains: Sequence[Gain]) -> list[Gain]:

@@ -43,6 +43,8 @@ from normwise.facts.sites import Site
 from normwise.rendering import both
 from normwise.spec import Kind, NormSpec, Statistic
 from normwise.targets import Target
+from normwise.targets.checkpoint import Stored, StoredNorm
+from normwise.targets.checkpoint.keys import Keys
 
 ZH = """权重用 RMSNorm 训练，模型却用 LayerNorm，或相反。
 
@@ -67,6 +69,7 @@ ZH = """权重用 RMSNorm 训练，模型却用 LayerNorm，或相反。
 
 CODE = "CKP002"
 SEVERITY = Severity.ERROR
+READS_CHECKPOINTS = True
 EXPLAINS = ("CKP006", "CKP004")
 
 # Beyond the rounding of bfloat16 (4e-3) every output is another one; between it and MATTERS it is a loss of quality.
@@ -88,6 +91,9 @@ def check(facts: Facts) -> Iterator[Finding]:
     """Report norms whose kind is not that of the weights."""
     if not facts.target.weights.magnitudes_count:
         raise NotKnown(needs.REAL_WEIGHTS)
+    if facts.target.stored is not None:
+        yield from _in_checkpoint(facts, facts.target.stored)
+        return
     reasons: list[NotKnown] = []
     for find in (_by_checkpoint, _by_config, _by_reference):
         try:
@@ -108,6 +114,45 @@ _NEEDS = both(
     "needs what the weights were trained with: pass config=..., checkpoint=... or reference=...",
     "需要训练权重时的约定：传入 config=...、checkpoint=... 或 reference=...",
 )
+
+
+def _in_checkpoint(facts: Facts, stored: Stored) -> Iterator[Finding]:
+    """Report a checkpoint in which every norm has a shift, or none has, although its family says otherwise.
+
+    Raises:
+        NotKnown: it has no norm of either kind, or its configuration names no family.
+    """
+    norms = [n for n in stored.norms if n.keys is not Keys.RUNNING]
+    said = facts.conventions.kind
+    families = [spec for _, spec in facts.conventions.families]
+    if said is None or not families or not norms:
+        raise NotKnown(_NEEDS)
+    shifts = [n for n in norms if n.keys is Keys.WEIGHT_AND_BIAS]
+    if said[0] is Kind.RMS and len(shifts) == len(norms):
+        moved = any(bool((n.tensors["bias"] != 0).any()) for n in shifts)
+        yield _kind_of_keys(
+            norms, said[1], "RMSNorm", shifts=len(shifts), severity=SEVERITY if moved else Severity.INFO
+        )
+    elif said[0] is Kind.LAYER and all(f.bias for f in families) and not shifts:
+        yield _kind_of_keys(norms, said[1], "LayerNorm", shifts=0, severity=Severity.WARNING)
+
+
+def _kind_of_keys(norms: list[StoredNorm], says: str, kind: str, *, shifts: int, severity: Severity) -> Finding:
+    have, have_zh = ("a shift", "有偏移") if shifts else ("no shift", "没有偏移")
+    return Finding(
+        paths=tuple(n.path for n in norms),
+        severity=severity,
+        basis=Basis.PATTERN,
+        message=both(
+            f"{counted(len(norms), 'norm')} have {have}, config ({says}) says {kind}"[:99],
+            f"{len(norms)} 个归一化{have_zh}，而配置（{says}）表明是 {kind}",
+        ),
+        evidence={"norms": len(norms), "shifts": shifts},
+        fix=both(
+            "Take config.json and weights of one model: the family computes another norm than these were made for.",
+            "使用同一模型的 config.json 与权重：该家族计算的归一化与这些权重所用的不同。",
+        ),
+    )
 
 
 def _by_checkpoint(facts: Facts) -> Mismatch | None:

@@ -39,6 +39,7 @@ from normwise.targets import Target
 
 CODE = "BNS012"
 SEVERITY = Severity.WARNING
+READS_CHECKPOINTS = True
 EXPLAINS = ("BNS003", "BNS004")
 
 ZH = """训练时运行统计量以半精度保存。
@@ -64,6 +65,9 @@ Micikevicius 等 2018，https://arxiv.org/abs/1710.03740（对半精度来说太
 def check(facts: Facts) -> Iterator[Finding]:
     """Report norms in training with running statistics in half precision."""
     half = [r for r in facts.running if r.var.dtype in (torch.float16, torch.bfloat16)]
+    if half and facts.target.stored is not None:
+        yield _stored(half)
+        return
     if not half or not facts.target.model.training:
         return
     live = set(in_training(facts))
@@ -76,6 +80,25 @@ def check(facts: Facts) -> Iterator[Finding]:
     except NotKnown:
         lost = None
     yield _finding(found, lost, SEVERITY if sure and lost != 0 else Severity.INFO)
+
+
+def _stored(found: list[RunningStatistics]) -> Finding:
+    """Return the remark on a checkpoint: who trains on from it loses updates, who only evaluates does not."""
+    paths, dtype = tuple(r.path for r in found), str(found[0].var.dtype).removeprefix("torch.")
+    return Finding(
+        paths=paths,
+        severity=Severity.INFO,
+        basis=Basis.PROOF,
+        message=both(
+            f"{counted(len(paths), 'norm')} store running statistics in {dtype}",
+            f"{len(paths)} 个归一化以 {dtype} 存储运行统计量",
+        ),
+        evidence={"norms": len(paths), "dtype": dtype, "relative_spacing": torch.finfo(found[0].var.dtype).eps},
+        fix=both(
+            "Cast these buffers to float32 before training on; for evaluation nothing has to change.",
+            "继续训练前把这些缓冲区转为 float32；仅作评估则无需改动。",
+        ),
+    )
 
 
 def _lost(facts: Facts, found: list[RunningStatistics]) -> float | None:

@@ -40,6 +40,7 @@ from normwise.targets import Target
 
 CODE = "BNS003"
 SEVERITY = Severity.ERROR
+READS_CHECKPOINTS = True
 EXPLAINS = ("BNS004",)
 
 # Of the size of drawn gains: the rms of 2 draws exceeds three deviations in 1 of 8000, and trained gains are near 1.

@@ -34,6 +34,7 @@ import torch
 from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.checkup.wording import counted
 from normwise.errors import NotKnown
 from normwise.facts import Facts
 from normwise.facts.ranges import HALF, Failure, How, Origin
@@ -41,6 +42,7 @@ from normwise.facts.repairs import effect
 from normwise.facts.shares import need_true_weights
 from normwise.rendering import Text, both
 from normwise.targets import Target
+from normwise.targets.checkpoint import Stored
 
 ZH = """第一个非有限值的来源：是归一化造成的，还是只在它那里显现。
 
@@ -67,6 +69,7 @@ https://github.com/huggingface/transformers/pull/37226（float16 的 Gemma 3：�
 
 CODE = "NUM009"
 SEVERITY = Severity.ERROR
+READS_CHECKPOINTS = True
 EXPLAINS = ("NUM002", "NUM005", "NUM008")
 
 _LARGE_GAIN = 100.0  # a row of size 1 is multiplied to a thousandth of float16's range and more
@@ -106,12 +109,46 @@ _GUARD = both(
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report where the first value comes from that is not finite."""
+    if facts.target.stored is not None:
+        yield from _in_checkpoint(facts.target.stored)
+        return
     failure = facts.ranges.failure
     if failure is None or (failure.only_negative and failure.origin.how is How.LOG_OF_ZERO):
         return
     need_true_weights(facts)
     severity = Severity.ERROR if failure.reached == "outputs" else Severity.WARNING
     yield _finding(facts, failure, Severity.INFO if _told(facts, failure.origin) else severity)
+
+
+def _in_checkpoint(stored: Stored) -> Iterator[Finding]:
+    """Report gains and shifts of a checkpoint that are not finite; its running statistics are BNS011's.
+
+    Raises:
+        NotKnown: they are all finite; nothing else of the checkpoint was read.
+    """
+    held = {n.names[r]: t for n in stored.norms for r, t in n.tensors.items() if r in ("weight", "bias")}
+    bad = {name: int((~t.isfinite()).sum()) for name, t in held.items()}
+    bad = {name: count for name, count in bad.items() if count}
+    if not bad:
+        raise NotKnown(_NORMS_ALONE)
+    paths = tuple(dict.fromkeys(n.path for n in stored.norms if not bad.keys().isdisjoint(n.names.values())))
+    yield Finding(
+        paths=paths,
+        severity=SEVERITY,
+        basis=Basis.PROOF,
+        message=both(
+            f"{counted(len(paths), 'norm')} store a gain or shift that is not finite: {sum(bad.values())} elements",
+            f"{len(paths)} 个归一化存储的增益或偏移不是有限数：{sum(bad.values())} 个元素",
+        ),
+        evidence={"norms": len(paths), "of": len(stored.norms), "elements_at_origin": sum(bad.values())},
+        fix=_FIXES[How.GIVEN],
+    )
+
+
+_NORMS_ALONE = both(
+    "the numbers of the norms are finite; no other tensor of the checkpoint was read",
+    "归一化的数值都是有限的；checkpoint 的其他张量没有读取",
+)
 
 
 def _told(facts: Facts, origin: Origin) -> bool:

@@ -39,6 +39,7 @@ from normwise.targets import Target
 
 CODE = "PAR004"
 SEVERITY = Severity.WARNING
+READS_CHECKPOINTS = True
 EXPLAINS = ("PLC010",)
 
 ZH = """远大于同类的增益。

@@ -11,7 +11,7 @@ The checkpoint loads strictly, because the shapes are the same. A plain norm mul
 noise; a unit-offset norm fed plain gains doubles everything. Large gains of a unit-offset family (Gemma) prove nothing,
 so a norm that computes `1 + weight` is reported only with a witness: the family, the checkpoint, or the loss on the
 user's data (`eval_fn`, a loader with labels), which is clearly lower with 1 subtracted. Stored gains that all lie at 1
-are a remark without one.
+are a remark without one, and a warning in a checkpoint by itself, where at least four norms agree.
 
 ## How to fix it
 Add 1 to the stored gains when loading into a plain norm (or use a norm that computes `1 + weight`), and subtract it the
@@ -37,12 +37,14 @@ from normwise.facts import Facts
 from normwise.facts.gains import Gain, regained, rms
 from normwise.facts.losses import Losses, clearly_lower
 from normwise.facts.repairs import effect
+from normwise.facts.stored import NO_FAMILY
 from normwise.rendering import both
 from normwise.spec import Kind
 from normwise.targets import Target, Weights
 
 CODE = "PAR002"
 SEVERITY = Severity.ERROR
+READS_CHECKPOINTS = True
 EXPLAINS = ("CKP006", "PAR010")
 
 FEWEST = 8  # channels that make a distribution
@@ -51,6 +53,7 @@ FEWEST = 8  # channels that make a distribution
 # one sign and 0.9 and more.
 MINORITY, CENTRED = 0.3, 0.4
 MINORITY_OF_ONE, CENTRED_OF_ONE = 0.1, 0.7
+SEVERAL = 4  # norms of a checkpoint: two or three may agree by chance
 MOST = 0.8  # of the norms: a few may be odd for reasons of their own
 # Means of plain gains stored in a norm that adds 1
 AROUND_ONE = (0.5, 1.5)
@@ -67,7 +70,7 @@ ZH = """一种约定（w 或 1 + w）的增益放进了另一种归一化。
 形状相同，因此严格加载也能通过。普通归一化会乘以接近 0 的数，只传递噪声；带单位偏移的归一化放入普通增益则会把一切加
 倍。带单位偏移的家族（Gemma）增益大并不说明问题，所以对计算 `1 + weight` 的归一化，只有在有证据时才报告：家族、
 checkpoint，或用户数据上的损失（`eval_fn`、带标签的 loader）在减 1 后明显更低。没有证据而存储的增益全在 1 附近时只作提
-示。
+示；只有 checkpoint 且至少四个归一化一致时为警告。
 
 ## 如何修复
 加载到普通归一化时给存储的增益加 1（或改用计算 `1 + weight` 的归一化），反之则减 1；在 float32 中两者都是精确的。只
@@ -93,6 +96,8 @@ def check(facts: Facts) -> Iterator[Finding]:
     """Report gains stored for the other convention."""
     if facts.target.weights is Weights.RANDOM:
         return
+    if facts.target.stored is not None and facts.gains.family_offset is None:
+        raise NotKnown(NO_FAMILY)
     held = [g for g in facts.gains.of(Kind.LAYER, Kind.RMS) if len(g.effective) >= FEWEST and g.direct]
     gains = [g for g in held if g.constant is None]
     plain, offset = ([g for g in gains if g.offset == number] for number in (0, 1))
@@ -153,7 +158,9 @@ def _twice(facts: Facts, offset: list[Gain]) -> _Case | None:
     if (losses := _better_without(facts, plain)) is not None:
         return _Case(gains=tuple(plain), severity=Severity.ERROR, witness=_LOSS, losses=losses)
     at_one = all(abs(float(g.stored.double().mean()) - 1) <= AT_ONE for g in offset)
-    return _case(plain, Severity.INFO, _SPREAD) if at_one and len(offset) > 1 else None
+    # of a checkpoint by itself nothing else can be a witness, and no family was trained to gains that all are 2
+    sure = facts.target.stored is not None and len(offset) >= SEVERAL
+    return _case(plain, Severity.WARNING if sure else Severity.INFO, _SPREAD) if at_one and len(offset) > 1 else None
 
 
 def _better_without(facts: Facts, gains: list[Gain]) -> tuple[float, float] | None:

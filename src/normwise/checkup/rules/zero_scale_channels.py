@@ -36,6 +36,7 @@ from normwise.targets import Target, Weights
 
 CODE = "PAR005"
 SEVERITY = Severity.WARNING
+READS_CHECKPOINTS = True
 
 SHARE = 0.01  # RULES: more than 1 % of the channels
 
