@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from normwise.errors import TargetError
-from normwise.targets import casting, inputs, unclaimed
+from normwise.targets import casting, cycles, inputs, unclaimed
 from normwise.targets._kinds import KINDS
 from normwise.targets.answer import EVIDENCE, floating, split_inputs, with_evidence
 from normwise.targets.target import InputsFrom, Target, Weights
@@ -93,4 +93,5 @@ def _refuse_for_checkpoint(found: Target, option: str) -> None:
 
 
 def _settled(found: Target, spec: str | None, device: torch.device | str | None) -> Target:
+    cycles.refuse(found.model, found.name)
     return casting.cast(inputs.fill(found, spec), device)
