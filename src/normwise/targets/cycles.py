@@ -27,9 +27,9 @@ def refuse(model: nn.Module, name: str) -> None:
             child_path = f"{path}.{child_name}" if path else child_name
             if id(child) in above:
                 raise TargetError(
-                    f"{clean(name)}: the module at {clean(child_path)!r} is the one at {clean(above[id(child)])!r} that "
-                    "contains it, and torch's eval() and state_dict() do not end on that; keep such a reference out of "
-                    "the registered modules, in a tuple for example"
+                    f"{clean(name)}: the module at {clean(child_path)!r} is the one at {clean(above[id(child)])!r} "
+                    "that contains it, and torch's eval() and state_dict() do not end on it; keep such a reference out "
+                    "of the registered modules, in a tuple for example"
                 )
             if id(child) not in done:
                 above[id(child)] = child_path
