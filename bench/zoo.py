@@ -5,6 +5,9 @@
     python bench/zoo.py --redo failed    the failures again (or: all)
     python bench/zoo.py --summary        only the summary of what is there
     python bench/zoo.py --convert NAME   the proof of a conversion on each type instead of its map
+    python bench/zoo.py --timm           the smallest architecture of each family of timm instead
+
+A TYPE is one of transformers, or any TARGET with its prefix (timm:resnet18).
 
 Each type is run in a worker process under a time and a memory limit; a worker that dies or hangs is
 replaced and the type counts as failed. Results are in zoo/results.jsonl (zoo/NAME.jsonl for a conversion), the last
@@ -28,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "zoo"
+TIMM = Path(__file__).with_name("timm.txt")  # the fewest parameters in each module of timm 1.0.31
 SECONDS = 120
 BYTES = 10 * 2**30
 PER_WORKER = 60  # a fresh process now and then: transformers keeps every module it imported
@@ -40,7 +44,8 @@ def main() -> int:
     task = options.convert or ("load" if options.no_map else "map")
     if not options.summary:
         sweep(_pending(options, read(task)), options.jobs, task)
-    print(_summary_of(task)(read(task)))
+    done = {name: record for name, record in read(task).items() if name.startswith("timm:") == options.timm}
+    print(_summary_of(task)(done))
     if options.page:
         import zoo_conversions
 
@@ -61,6 +66,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="TYPE", help="run these types, also if they are done")
     parser.add_argument("--redo", choices=("failed", "all"), help="run again what is done")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
+    parser.add_argument("--timm", action="store_true", help="run the smallest architecture of each family of timm")
     parser.add_argument("--no-map", action="store_true", help="only build and run the models")
     parser.add_argument("--summary", action="store_true", help="only print what is there")
     parser.add_argument("--convert", metavar="NAME", help="prove this conversion on each type")
@@ -71,6 +77,8 @@ def _options() -> argparse.Namespace:
 def _pending(options: argparse.Namespace, done: dict[str, dict[str, Any]]) -> list[str]:
     if options.only:
         return options.only
+    if options.timm:
+        return [name for name in TIMM.read_text(encoding="utf-8").split() if name not in done]
     from normwise.targets.hf_build import model_types
 
     keep = {
@@ -175,19 +183,21 @@ def _work(names: list[str], connection: Connection, task: str) -> None:
 
 def run(name: str, task: str = "map") -> dict[str, Any]:
     """Build and run one type and return its record."""
-    from normwise.targets import hf
+    from normwise import targets
 
+    text = name if ":" in name else f"hf:{name}"
     start = time.perf_counter()
     record = failure(name, "")
     try:
-        target = hf.load(f"hf:{name}")
+        target = targets.load(text)
     except Exception as error:  # what is no TargetError is a fault of normwise: the sweep goes on and shows it
-        record["error"] = str(error).removeprefix(f"hf:{name}: ")[:400] or type(error).__name__
+        record["error"] = str(error).removeprefix(f"{text}: ")[:400] or type(error).__name__
         record["built"] = "no generated inputs" in str(error)
     else:
         params = sum(parameter.numel() for parameter in target.model.parameters())
         record |= {"built": True, "ran": True, "params": params, "notes": list(target.notes), "error": None}
-        record["inputs"] = {key: list(getattr(value, "shape", ())) for key, value in target.kwargs.items()}
+        given = dict(enumerate(target.args)) | dict(target.kwargs)
+        record["inputs"] = {str(key): list(getattr(value, "shape", ())) for key, value in given.items()}
         record["load_seconds"] = round(time.perf_counter() - start, 3)
         record |= _examined(target, task)
     record["seconds"] = round(time.perf_counter() - start, 3)

@@ -120,6 +120,18 @@ def _deep() -> Built:
     return model.eval(), (_ids(),), {}
 
 
+def _transformer() -> Built:
+    x = torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(1))
+    return nn.Transformer(16, 2, 2, 2, 32, batch_first=True).eval(), (x, x + 1), {}
+
+
+def _demo(name: str) -> Built:
+    from normwise.models.demo import DEMOS
+
+    made = DEMOS[name]()
+    return made["model"].eval(), made["inputs"], {}
+
+
 def _plain(*, norm_first: bool) -> Callable[[], Built]:
     x = torch.randn(16, 6, 12, generator=torch.Generator().manual_seed(1))
     return lambda: (Plain(norm_first=norm_first).eval(), (x,), {})
@@ -191,6 +203,9 @@ HERE: dict[str, Callable[[], Built]] = {
     "encoder:deep-post": _deep,
     "torch:pre": _plain(norm_first=True),
     "torch:post": _plain(norm_first=False),
+    "torch:transformer": _transformer,
+    "demo:decoder": lambda: _demo("healthy-decoder"),
+    "demo:resnet": lambda: _demo("healthy-resnet"),
     "conv:batch-norm": lambda: (Convolutions().eval(), (_images(),), {}),
     "conv:group-norm": lambda: (Grouped().eval(), (_images(),), {}),
     "mlp:batch-norm": _perceptron,

@@ -25,7 +25,7 @@ class Unfit(Exception):
     """The fault cannot be put into this architecture; the text says what it lacks."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Case:
     """A model, one call's inputs and the evidence given to the check, with its map made while it was healthy."""
 

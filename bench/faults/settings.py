@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from torch import nn
 
 from bench.faults.architectures import build
 from bench.faults.case import Case, Unfit
+from normwise.facts.records import Placement
 from normwise.graph.capture import tensors_in
 
 __all__ = ["SETTINGS", "evaluate", "healthy", "loss_of", "optimizer_of", "train_step"]
 
 RATE = 1e-3
+STEPS = 25  # of the training that makes weights look trained
 
 
 def healthy(architecture: str, setting: str, dtype: torch.dtype) -> Case:
@@ -28,10 +31,10 @@ def healthy(architecture: str, setting: str, dtype: torch.dtype) -> Case:
     import normwise as nw
 
     model, args, kwargs = build(architecture)
+    if setting not in ("plain", "fresh"):
+        model.load_state_dict(_trained(architecture))
     report = nw.map(model, args or kwargs)
     case = Case(architecture, model, args, kwargs, report.norms, report.placement, dtype=dtype)
-    if setting not in ("plain", "fresh"):
-        _like_trained(case)
     if dtype != torch.float32:
         case.model.to(dtype)
         for module in case.model.modules():
@@ -47,8 +50,35 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _like_trained(case: Case) -> None:
-    """Move gains and shifts of norms from their initial values, and take running statistics from the data."""
+@lru_cache(maxsize=1)
+def _trained(architecture: str) -> dict[str, torch.Tensor]:
+    """Return the weights of a model that was trained for a moment; running statistics are those of the data."""
+    import normwise as nw
+
+    model, args, kwargs = build(architecture)
+    case = Case(architecture, model, args, kwargs, nw.map(model, args or kwargs).norms, Placement())
+    _spread(case)
+    _train(case)
+    _calibrate(case)
+    return {name: tensor.clone() for name, tensor in case.model.state_dict().items()}
+
+
+def _train(case: Case) -> None:
+    """Fit random targets for a few steps: matrices no longer look drawn."""
+    optimizer = torch.optim.AdamW(case.model.parameters(), lr=3e-3, weight_decay=0.0)
+    target: torch.Tensor | None = None
+    for _ in range(STEPS):
+        output = next(t for t in tensors_in(case.call()) if t.is_floating_point() and t.requires_grad)
+        if target is None:
+            target = torch.randn(output.shape, generator=torch.Generator().manual_seed(4))
+        optimizer.zero_grad()
+        (output.float() - target).square().mean().backward()
+        optimizer.step()
+    case.model.zero_grad()
+
+
+def _spread(case: Case) -> None:
+    """Move gains and shifts of norms from their initial values."""
     generator = torch.Generator().manual_seed(2)
     parameters = dict(case.model.named_parameters())
     moved = {path for s in case.norms for path in (s.weight_path, s.bias_path) if path in parameters}
@@ -56,6 +86,10 @@ def _like_trained(case: Case) -> None:
         for path in sorted(moved):
             parameter = parameters[path]
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+
+
+def _calibrate(case: Case) -> None:
+    """Take running statistics from the data."""
     kept = [m for m in case.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     if not kept:
         return

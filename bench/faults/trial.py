@@ -13,17 +13,20 @@ from typing import Any
 
 import torch
 
-from bench.faults import baselines
+from bench.faults import baselines, replays
 from bench.faults.architectures import ARCHITECTURES
-from bench.faults.case import Case, Fault, Unfit
+from bench.faults.case import Case, Fault, Observed, Unfit
 from bench.faults.injectors import FAULTS
 from bench.faults.liveness import difference, floor, observe
 from bench.faults.settings import healthy
 from normwise.checkup import Finding, Report, Severity
 
-__all__ = ["HEALTHY", "Trial", "alive", "injected", "key", "run", "trials"]
+__all__ = ["HEALTHY", "REPLAY", "Trial", "alive", "injected", "key", "run", "trials"]
 
+# Rules whose pages say that the modules behind the first one only read or pass on what it made.
+FIRST_BLAMED = {"NUM009", "PLC001"}
 HEALTHY = "none"  # the fault of a healthy model
+REPLAY = "replay"
 Found = list[str]  # code, severity, path
 
 
@@ -58,7 +61,7 @@ def trials(architectures: Sequence[str] = ARCHITECTURES, faults: Sequence[str] =
             group = groups.setdefault((fault.setting, dtype), [Trial(architecture, HEALTHY, fault.setting, dtype)])
             group.append(Trial(architecture, name, fault.setting, dtype))
         made += [trial for group in groups.values() for trial in group]
-    return made
+    return made + [Trial(name, REPLAY, "given", "given") for name in replays.NAMES if architectures is ARCHITECTURES]
 
 
 @lru_cache(maxsize=1)
@@ -99,7 +102,7 @@ def injected(trial: Trial, sound: Case) -> tuple[Case, list[str]]:
 def run(trial: Trial) -> dict[str, Any]:
     """Run a trial and return its record.
 
-    ``status`` is "healthy", "unfit" (with ``why``), "equivalent" (the fault does nothing), "alive" or "failed".
+    ``status`` is "healthy", "unfit" (with ``why``), "equivalent" (the fault does nothing), "alive", "replayed" or "failed".
     """
     record: dict[str, Any] = {
         "architecture": trial.architecture, "fault": trial.fault, "setting": trial.setting, "dtype": trial.dtype,
@@ -114,6 +117,8 @@ def run(trial: Trial) -> dict[str, Any]:
 
 
 def _run(trial: Trial) -> dict[str, Any]:
+    if trial.fault == REPLAY:
+        return replays.run(trial.architecture)
     group = (trial.architecture, trial.setting, trial.dtype)
     sound = _sound(*group)
     if trial.fault == HEALTHY:
@@ -137,7 +142,20 @@ def _run(trial: Trial) -> dict[str, Any]:
 
 def alive(sound: Case, case: Case, fault: Fault) -> bool:
     """Whether the fault does anything."""
-    return difference(observe(fault, sound), observe(fault, case)) > floor(fault)
+    return difference(_observed(fault, sound), observe(fault, case)) > floor(fault)
+
+
+def _observed(fault: Fault, sound: Case) -> Observed:
+    """Return what shows whether the fault is alive in the healthy model: once for all faults that are shown alike."""
+    shown = (sound, fault.observe)
+    if shown not in _OBSERVED:
+        if any(held is not sound for held, _ in _OBSERVED):
+            _OBSERVED.clear()
+        _OBSERVED[shown] = observe(fault, sound)
+    return _OBSERVED[shown]
+
+
+_OBSERVED: dict[tuple[Case, object], Observed] = {}
 
 
 def places(sound: Case, paths: Sequence[str]) -> set[str]:
@@ -148,8 +166,9 @@ def places(sound: Case, paths: Sequence[str]) -> set[str]:
 
 
 def right(finding: Finding, allowed: set[str]) -> bool:
-    """Whether the first module that a finding names, and nine tenths of all, are at fault."""
-    hits = [p in allowed or any(p.startswith((f"{a}.", f"{a}#")) for a in allowed) for p in finding.paths]
+    """Whether the first module that a finding names, and nine tenths of all that it blames, are at fault."""
+    paths = finding.paths[:1] if finding.code in FIRST_BLAMED else finding.paths
+    hits = [p in allowed or any(p.startswith((f"{a}.", f"{a}#")) for a in allowed) for p in paths]
     return hits[0] and sum(hits) >= 0.9 * len(hits)
 
 

@@ -6,6 +6,7 @@ Each file of tests/data/cases states its source, symptom and cause.
 from __future__ import annotations
 
 import importlib.util
+import json
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -18,47 +19,7 @@ from normwise.checkup import Report, Severity
 CASES = Path(__file__).parents[1] / "data" / "cases"
 
 # number of the case -> codes whose page names its true cause
-CAUSES = {
-    "001": "BNS001",
-    "003": "BNS007",
-    "004": "AXS004",
-    "005": "AXS004",
-    "008": "AXS007",
-    "010": "BNS004",
-    "012": "BNS016",
-    "013": "BNS011",
-    "014": "NUM003",
-    "015": "NUM009",
-    "016": "NUM009 NUM008",
-    "017": "NUM001",
-    "018": "NUM005",
-    "022": "NUM004",
-    "024": "NUM005",
-    "025": "PLC001",
-    "026": "PLC004",
-    "028": "PLC005",
-    "029": "PLC003",
-    "030": "PLC011 PAR006",
-    "031": "PLC010",
-    "034": "PAR001",
-    "035": "PAR003",
-    "036": "PAR010",
-    "038": "BNS013",
-    "039": "BNS009",
-    "041": "BNS010",
-    "043": "PAR002",
-    "045": "CKP005",
-    "046": "CKP002",
-    "048": "CKP003",
-    "049": "CKP005",
-    "051": "CKP005",
-    "052": "CKP006",
-    "053": "CKP006",
-    "055": "PAR009",
-    "056": "CKP006",
-    "058": "NUM012",
-    "060": "AXS008",
-}
+CAUSES: dict[str, str] = json.loads((CASES.parent / "case_causes.json").read_text(encoding="utf-8"))
 each_case = pytest.mark.parametrize("number", CAUSES)
 
 

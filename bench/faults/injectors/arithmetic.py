@@ -285,7 +285,7 @@ def _detached_norm(case: Case) -> list[str]:
 
 FAULTS = (
     Fault(
-        name="eps-outside-root", codes=("NUM004",), inject=_written(EpsOutsideRoot),
+        name="eps-outside-root", codes=("NUM004",), inject=_written(EpsOutsideRoot), observe=probed("zeros"), rows=True,
         what=("x / (sqrt(v) + eps)", "x / (sqrt(v) + eps)"),
     ),
     Fault(

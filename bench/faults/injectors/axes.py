@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.faults.case import Case, Fault, Unfit, swap
+from bench.faults.injectors.arithmetic import probed
 from bench.faults.rewritten import Rewritten, rewrite
 from normwise.facts.records import Place
 
@@ -64,18 +65,6 @@ class TimeAsChannel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalize."""
         return self.norm(x)
-
-
-class Pooled(nn.Module):
-    """A group norm whose groups are one channel on one pixel."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(channels, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Average the map, then normalize."""
-        return self.norm(x.mean((2, 3), keepdim=True))
 
 
 def _stream(case: Case) -> list[Any]:
@@ -150,15 +139,6 @@ def _channels(case: Case) -> list[str]:
     return [site.path, f"{site.path}.norm"]
 
 
-def _groups(case: Case) -> list[str]:
-    """A group norm behind the pooling, in the place of the last batch or group norm."""
-    images = [s for s in case.norms if len(s.shape) == 4 and isinstance(case.module(s.path), nn.GroupNorm)]
-    if not images:
-        raise Unfit("no group norm of images")
-    swap(case, images[-1].path, Pooled(images[-1].shape[1]))
-    return [images[-1].path, f"{images[-1].path}.norm"]
-
-
 def _unlike_declared(case: Case) -> list[str]:
     sites = _stream(case)
     paths = rewrite(case, case.some(sites), Declared, axes=(1, -1))
@@ -206,7 +186,7 @@ FAULTS = (
         what=("padding enters the statistics", "填充进入统计量"),
     ),
     Fault(
-        name="another-formula-when-decoding", codes=("AXS005",), inject=_decoding,
+        name="another-formula-when-decoding", codes=("AXS005",), inject=_decoding, observe=probed("rows"),
         what=("a single step is normalized otherwise", "单个时间步用另一公式"),
     ),
     Fault(

@@ -101,7 +101,10 @@ def _none() -> list[Any]:
 
 
 def _blown(case: Case) -> list[str]:
-    site = case.random.choice([s for s in case.vectors() if s.layer is not None] or _none())
+    inside = [s for s in case.vectors() if s.layer is not None]
+    if len({(s.stack, s.layer) for s in inside}) < 5 * len({s.stack for s in inside}) or not inside:
+        raise Unfit("fewer than five norms of one role")
+    site = case.random.choice(inside)
     with torch.no_grad():
         offset = site.spec.weight_offset if site.spec else 0.0
         gain = _gain(case, site)
@@ -114,7 +117,8 @@ def _holes(case: Case) -> list[str]:
     with torch.no_grad():
         for site in sites:
             gain = _gain(case, site)
-            gain[: max(2, len(gain) // 16)] = -(site.spec.weight_offset if site.spec else 0.0)
+            dead = case.random.sample(range(len(gain)), max(2, len(gain) // 16))
+            gain[dead] = -(site.spec.weight_offset if site.spec else 0.0)
     return [s.path for s in sites]
 
 

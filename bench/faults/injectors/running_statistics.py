@@ -97,8 +97,12 @@ def _tiny(case: Case) -> list[str]:
 
 def _frozen(case: Case) -> list[str]:
     """The part of the model that holds the first batch norm is frozen, its statistics are not."""
-    site = case.batch_norms()[0]
-    part = site.path.rpartition(".")[0] or site.path
+    sites = [s for s in case.batch_norms() if "." in s.path and s.path.rpartition(".")[0]]
+    parts = [s.path.rpartition(".")[0] for s in sites]
+    parts = [p for p in parts if any(x.ndim > 1 for x in case.module(p).parameters())]
+    if not parts:
+        raise Unfit("no part of its own around a batch norm")
+    part = parts[0]
     for parameter in case.module(part).parameters():
         parameter.requires_grad_(False)
     inside = [s.path for s in case.batch_norms() if s.path == part or s.path.startswith(f"{part}.")]
@@ -231,11 +235,17 @@ def _shared(case: Case) -> list[str]:
     sites = case.batch_norms()
     for first, second in zip(sites, sites[1:], strict=False):
         a, b = case.module(first.path), case.module(second.path)
-        if a.num_features == b.num_features and a is not b:
+        if a.num_features == b.num_features and a is not b and _unlike(a, b):
             owner, _, name = second.path.rpartition(".")
             setattr(case.module(owner), name, a)
             return [first.path, second.path]
-    raise Unfit("no two batch norms of one width")
+    raise Unfit("no two batch norms of one width that see different distributions")
+
+
+def _unlike(a: Any, b: Any) -> bool:
+    """Whether the deviations that two batch norms saw differ threefold in most channels."""
+    ratio = (a.running_var / b.running_var).sqrt()
+    return float(((ratio > 3) | (ratio < 1 / 3)).double().mean()) > 0.5
 
 
 def _not_loaded(case: Case) -> list[str]:

@@ -18,7 +18,7 @@ from normwise.facts.differences import ABOVE_FLOOR, AGREE, DIFFER, largest_chang
 from normwise.facts.norms import NormCall
 from normwise.facts.runs import Run
 from normwise.facts.sites import Site
-from normwise.graph import aligned
+from normwise.graph import Instead, aligned
 from normwise.rendering import both
 from normwise.targets import inputs, unwrap
 
@@ -94,15 +94,9 @@ class _Probe:
         if not found or change < DIFFER:
             return Decoding(step=last, change=change)
         calls = [c for c, *_ in found]
-
         def change_held() -> float:
-            instead = {}
-            for call in calls:
-                value = paired_with_output(call, base.graph)
-                assert value is not None
-                part = self._at_step(base.tensors[value], step.tensors[pairs[value]])
-                instead[pairs[value]] = lambda kept, part=part: part
-            repaired = decode(wanted=set(step.graph.outputs), instead=instead)
+            instead, wanted = self._holding(base, step, pairs)
+            repaired = decode(wanted=wanted | set(step.graph.outputs), instead=instead)
             return self._output_change(base, repaired, pairs)
 
         return Decoding(
@@ -113,6 +107,26 @@ class _Probe:
             sites=mixing.sites_of_calls(self.facts.sites, calls),
             change_held=change_held,
         )
+
+    def _holding(self, base: Run, step: Run, pairs: Mapping[int, int]) -> tuple[dict[int, Instead], set[int]]:
+        """Return what holds every norm to the run of all steps where its input agrees, and the values that it reads.
+
+        The faulty norm of one block spoils the input of the next; once it is held, that one is seen and held as well.
+        """
+        instead: dict[int, Instead] = {}
+        wanted: set[int] = set()
+        for call in self.facts.norm_calls.norms:
+            ends = (call.input, paired_with_output(call, base.graph))
+            ids = [pairs.get(-1 if end is None else end, -1) for end in ends]
+            parts = [
+                self._at_step(base.tensors[end], step.tensors[id])
+                for end, id in zip(ends, ids, strict=True)
+                if end is not None and end in base.tensors and id in step.tensors
+            ]
+            if len(parts) == len(ends) and parts[0] is not None and parts[1] is not None:
+                wanted.update(ids)
+                instead[ids[1]] = _held(ids[0], ids[1], parts[0], parts[1])
+        return instead, wanted
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **more: Any) -> Run:
         try:
@@ -188,6 +202,11 @@ class _Probe:
             if part is not None and one is not None:
                 moved.append(relative_change(part, one))
         return max(moved)
+
+
+def _held(read: int, made: int, x: torch.Tensor, y: torch.Tensor) -> Instead:
+    """Return what a norm makes of its input: ``y`` where that is ``x``, else what it makes."""
+    return lambda kept: y if largest_change(x, kept[read]) <= AGREE else kept[made]
 
 
 def _field(output: Any, name: str) -> Any:

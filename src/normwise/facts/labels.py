@@ -14,6 +14,8 @@ __all__ = ["Labels", "counts_tokens", "read", "time_varies"]
 
 Labels = dict[int, tuple[str, ...]]
 
+_CUT = 3  # steps by which several sequences are cut
+
 
 def read(target: Target, recording: Recording) -> Labels:
     """Return the label of each axis by value id, from at most two more passes.
@@ -59,6 +61,8 @@ def _other_time(target: Target) -> tuple[tuple[object, ...], dict[str, object]] 
         call = inputs.with_time(target, steps)
         if call is not None and _sizes(call) != _sizes((target.args, dict(target.kwargs))):
             return call
+    if len(inputs.lengths_of(target)) > 1:  # an encoder and a decoder, each with a sequence of its own length
+        return inputs.with_shorter_times(target, _CUT)
     return None
 
 

@@ -35,11 +35,13 @@ __all__ = [
     "fill",
     "from_shape",
     "infer",
+    "lengths_of",
     "map_tensors",
     "size_of",
     "tensors_of",
     "vary",
     "with_batch",
+    "with_shorter_times",
     "with_time",
 ]
 
@@ -144,6 +146,27 @@ def with_time(target: Target, n: int) -> Call | None:
     return _resized(target, _time_axis, n)
 
 
+def lengths_of(target: Target) -> tuple[int, ...]:
+    """Return the lengths of the inputs' time axes: several where an encoder and a decoder read sequences of their own."""
+    return tuple(sorted(_sizes(target, _time_axis)))
+
+
+def with_shorter_times(target: Target, steps: int) -> Call | None:
+    """Return the inputs with every sequence cut by ``steps``; None where that leaves nothing, or there is none."""
+    lengths = lengths_of(target)
+    if not lengths or lengths[0] <= steps:
+        return None
+    model, _ = unwrap(target.model)
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        axis = _time_axis(tensor, model)
+        if axis is None and tensor.ndim == 2 and tensor.size(1) in lengths:
+            axis = 1  # a floating mask beside the ids
+        return tensor if axis is None else tensor.detach().narrow(axis, 0, tensor.size(axis) - steps).clone()
+
+    return map_tensors(target.args, change), map_tensors(dict(target.kwargs), change)
+
+
 def size_of(target: Target, name: str) -> int:
     """Return the size of the inputs' "batch" or "time" axis, on which all that have one agree; 0 where they do not."""
     return _size(target, _AXES[name])
@@ -234,10 +257,14 @@ _AXES: dict[str, _Axis] = {"batch": _batch_axis, "time": _time_axis}
 
 def _size(target: Target, axis_of: _Axis) -> int:
     """Return the size on which all tensors with such an axis agree, else 0."""
+    sizes = _sizes(target, axis_of)
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _sizes(target: Target, axis_of: _Axis) -> set[int]:
     model, _ = unwrap(target.model)
     axes = [(t, axis_of(t, model)) for t in _tensors((target.args, target.kwargs))]
-    sizes = {t.size(axis) for t, axis in axes if axis is not None}
-    return sizes.pop() if len(sizes) == 1 else 0
+    return {t.size(axis) for t, axis in axes if axis is not None}
 
 
 def _resized(target: Target, axis_of: _Axis, n: int) -> Call | None:

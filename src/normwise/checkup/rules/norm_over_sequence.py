@@ -64,7 +64,7 @@ SEVERITY = Severity.WARNING
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report every norm that reduces the time axis, apart from those through which the future leaks."""
-    sizes = tuple(inputs.size_of(facts.target, name) for name in ("batch", "time"))
+    sizes = (inputs.size_of(facts.target, "batch"), *inputs.lengths_of(facts.target))
     suspects = [s for s in facts.sites if _may_span_time(facts, s, sizes)]
     if not suspects:
         return
@@ -78,7 +78,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 def _may_span_time(facts: Facts, site: Site, sizes: tuple[int, ...]) -> bool:
     """Images have no steps, and a batch norm's statistics over time are those of its training."""
     spec, call = site.row.spec, site.calls[0]
-    if spec is None or spec.scope is Scope.BATCH or not call.uses_batch or not sizes[1]:
+    if spec is None or spec.scope is Scope.BATCH or not call.uses_batch or not sizes[1:]:
         return False
     return mixing.may_mix(call, facts.graph, sizes) and not masks_behind(facts.flow, call.members)
 

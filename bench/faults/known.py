@@ -1,0 +1,11 @@
+"""What is known about the results: misses with their reasons, and findings on healthy models that are right."""
+
+from __future__ import annotations
+
+__all__ = ["MISSES", "SURPRISES"]
+
+# fault -> why it is missed where it is, in English and Chinese
+MISSES: dict[str, tuple[str, str]] = {}
+
+# (architecture, code) of docs/true-surprises.md
+SURPRISES = {("mobilenet_v2", "BNS015")}
