@@ -46,7 +46,6 @@ def test_a_write_takes_away_what_dead_processes_left_and_nothing_else(tmp_path: 
     }  # fmt: skip
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 def test_a_killed_write_leaves_the_old_file_and_the_next_write_cleans_up(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text("old")

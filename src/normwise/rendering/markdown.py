@@ -16,8 +16,8 @@ __all__ = ["code", "prose", "table"]
 
 _ACTIVE = re.compile(
     r"[\\`*\[\]<>&|~$]"
-    r"|_(?!(?<=\w_)\w)"  # inside a word it is a letter
-    r"|[@#](?=\w)"  # @team, #12
+    r"|_(?!(?<=[^\W_]_)[^\W_])"  # inside a word it is a letter
+    r"|@(?=\w)|#(?=[\w#])"  # @team, #12, ##[command]
     r"|:(?=//|[\w+-]+:)"  # a scheme, :smile:
     r"|(?<=\bwww)\."
     r"|^[-+](?=\s|$)|^[-=](?=[-=]*$)|^#(?=#*(?:\s|$))",  # a list, an underline, a heading
@@ -49,8 +49,9 @@ def code(text: object) -> str:
     name = clean(text)
     if not name.strip():
         return ""
-    # a code span cannot hold a bar inside a table in every reader, and trims blanks at its ends
-    plain = not re.search(r"[`|\\]", name) and name == name.strip()
+    # not every reader takes a bar in a code span of a table; blanks at the ends of a span are cut off; and a span would
+    # show a runner that the page is printed to "##[command]" as it is
+    plain = not re.search(r"[`|\\]|##", name) and name == name.strip()
     return f"`{name}`" if plain else f"<code>{prose(name)}</code>"
 
 

@@ -17,7 +17,7 @@ from normwise.checkup.reports import _depth, _pages, _quiet, _view
 from normwise.checkup.reports._words import Words, words
 from normwise.facts.records import Stack, StackKind
 from normwise.rendering.charts import bars
-from normwise.rendering.cleaning import clean, shorten
+from normwise.rendering.cleaning import clean, respelled, shorten
 from normwise.rendering.collapse import collapse_paths
 from normwise.rendering.drawing import Block, block
 from normwise.rendering.numbers import number
@@ -87,7 +87,7 @@ def render(report: Report, *, full: bool = False, lang: str = "en") -> str:
     say = words(lang)
     rows = _view.norm_rows(report.norms, say, full=full)
     most_rows, most_paths = (None, None) if full else (_MOST_ROWS, _MOST_PATHS)
-    return page_template("normwise.checkup.reports", "report.html.jinja").render(
+    page = page_template("normwise.checkup.reports", "report.html.jinja").render(
         report=report,
         say=say,
         lang="zh-CN" if lang == "zh" else "en",
@@ -121,6 +121,7 @@ def render(report: Report, *, full: bool = False, lang: str = "en") -> str:
         environment=_environment(report, say),
         tolerances=_tolerances(report, say),
     )
+    return respelled(page, "&#{};")
 
 
 def _tiles(report: Report, rows: Sequence[_view.NormRow], say: Words) -> list[tuple[str, str, str]]:

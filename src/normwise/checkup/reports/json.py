@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from normwise.facts.records import NormSite, Placement, Stack
+from normwise.rendering.cleaning import respelled
 from normwise.rendering.plain import plain
 from normwise.spec import Gate, Modulation, NormSpec
 
@@ -28,7 +29,7 @@ SCHEMA = 1
 
 def render(report: Report) -> str:
     """Return the report in JSON, schema 1."""
-    return json.dumps(plain(_document(report)), indent=2, allow_nan=False) + "\n"
+    return respelled(json.dumps(plain(_document(report)), indent=2, allow_nan=False), "\\u{:04x}") + "\n"
 
 
 def _document(report: Report) -> dict[str, Any]:

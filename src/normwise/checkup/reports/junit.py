@@ -16,7 +16,7 @@ from normwise.checkup.finding import Finding
 from normwise.checkup.reports import _pages, _quiet, _view
 from normwise.checkup.reports._sources import Source, finder
 from normwise.checkup.reports._words import Words, words
-from normwise.rendering.cleaning import clean
+from normwise.rendering.cleaning import clean, respelled
 
 if TYPE_CHECKING:
     from normwise.checkup.report import Report
@@ -55,7 +55,8 @@ def render(report: Report, *, lang: str = "en") -> str:
     if said := list(_besides(report, say)):
         SubElement(suite, "system-out").text = "\n".join(said)
     ElementTree.indent(root)
-    return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+    page = respelled(ElementTree.tostring(root, encoding="unicode"), "&#{};")
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{page}\n'
 
 
 def _cases(report: Report, say: Words) -> Iterator[Element]:

@@ -10,7 +10,7 @@ is always told of, as a notification. The text is English.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import metadata
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,11 @@ from urllib.parse import quote
 from normwise.checkup.finding import Basis, Finding, Severity, Suppressed
 from normwise.checkup.reports import _pages
 from normwise.checkup.reports._sources import Source, finder
-from normwise.rendering.cleaning import clean
+from normwise.rendering.cleaning import clean, respelled, visible
 from normwise.rendering.plain import plain
 from normwise.rendering.prose import blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from normwise.checkup.report import Report
 
 __all__ = ["render"]
@@ -55,7 +53,7 @@ def render(report: Report, *, full: bool = False) -> str:
             findings.
     """
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [_run(report, full)]}
-    return json.dumps(_cleaned(plain(log)), indent=2, allow_nan=False) + "\n"
+    return respelled(json.dumps(_shown(log), indent=2, allow_nan=False), "\\u{:04x}") + "\n"
 
 
 def _run(report: Report, full: bool) -> dict[str, Any]:
@@ -63,23 +61,25 @@ def _run(report: Report, full: bool) -> dict[str, Any]:
     results = _Results(report, codes)
     return {
         "tool": {"driver": {**_driver(report), "rules": [_rule(code, report) for code in codes]}},
-        "automationDetails": {"id": f"normwise/{report.target}/"},
+        "automationDetails": {"id": f"normwise/{clean(report.target)}/"},
         "language": "en",
         "columnKind": "unicodeCodePoints",
         "invocations": [_invocation(report, codes)],
         "results": list(results.all() if full else map(results.finding, report.findings)),
-        "properties": {
-            "target": report.target,
-            "inputs": report.inputs,
-            "weights": report.weights,
-            "effort": report.effort,
-            "notes": report.notes,
-            "versions": report.versions,
-            "cost": asdict(report.cost),
-            "unchanged": report.unchanged,
-            "passed": report.passed,
-            "suppressed": len(report.suppressed),
-        },
+        "properties": _cleaned(
+            {
+                "target": report.target,
+                "inputs": report.inputs,
+                "weights": report.weights,
+                "effort": report.effort,
+                "notes": report.notes,
+                "versions": report.versions,
+                "cost": asdict(report.cost),
+                "unchanged": report.unchanged,
+                "passed": report.passed,
+                "suppressed": len(report.suppressed),
+            }
+        ),
     }
 
 
@@ -127,13 +127,15 @@ def _pascal(name: str) -> str:
 def _invocation(report: Report, codes: Sequence[str]) -> dict[str, Any]:
     """Tell what was not checked and which suppressions are unused."""
     unused = (
-        _notification(f"unused suppression: {each.code} {each.pattern}, {each.by} {each.where}", "warning", None, codes)
+        _notification(
+            clean(f"unused suppression: {each.code} {each.pattern}, {each.by} {each.where}"), "warning", None, codes
+        )
         for each in report.unused
     )
     return {
         "executionSuccessful": True,
         "toolExecutionNotifications": [
-            _notification(f"not checked: {each.why}", "note", each.code, codes) for each in report.not_checked
+            _notification(clean(f"not checked: {each.why}"), "note", each.code, codes) for each in report.not_checked
         ],
         "toolConfigurationNotifications": list(unused),
     }
@@ -145,8 +147,8 @@ def _notification(text: str, level: str, code: str | None, codes: Sequence[str])
 
 
 def _message(text: str) -> dict[str, str]:
-    """Return a message; line ends are ours, everything else is shown as it is."""
-    return {"text": "\n".join(clean(line).translate(_MESSAGE) for line in text.split("\n"))}
+    """Return a message of cleaned lines."""
+    return {"text": text.translate(_MESSAGE)}
 
 
 class _Results:
@@ -167,7 +169,7 @@ class _Results:
         yield from (self.finding(each.finding) | shared | _suppression(each) for each in report.suppressed)
         yield from (self._verdict(code, "pass", "passed") | shared for code in report.passed)
         for each in report.not_checked:
-            yield self._verdict(each.code, "open", f"not checked: {each.why}") | shared
+            yield self._verdict(each.code, "open", clean(f"not checked: {each.why}")) | shared
 
     def finding(self, finding: Finding) -> dict[str, Any]:
         """Return the result of a finding."""
@@ -184,13 +186,15 @@ class _Results:
             "message": _message("\n".join(said)),
             "locations": _locations(kept, self.find),
             "partialFingerprints": {"normwise/v1": finding.fingerprint},
-            "properties": {
-                "basis": finding.basis,
-                "places": len(paths),
-                "evidence": finding.evidence,
-                "counterfactual": finding.counterfactual,
-                "reproduce": self.report.reproduce(finding),
-            },
+            "properties": _cleaned(
+                {
+                    "basis": finding.basis,
+                    "places": len(paths),
+                    "evidence": finding.evidence,
+                    "counterfactual": finding.counterfactual,
+                    "reproduce": self.report.reproduce(finding),
+                }
+            ),
         }
 
     def _verdict(self, code: str, kind: str, text: str) -> dict[str, Any]:
@@ -202,8 +206,8 @@ def _suppression(each: Suppressed) -> dict[str, Any]:
     """Return how a result is kept quiet; what a baseline holds is no choice of somebody's, but known before."""
     if each.by == _BASELINE:
         return {"baselineState": "unchanged"}
-    kept = {"kind": _KINDS.get(each.by, "external"), "status": "accepted", "justification": each.reason}
-    return {"suppressions": [{**kept, "properties": {"by": each.by, "where": each.where}}]}
+    kept = {"kind": _KINDS.get(each.by, "external"), "status": "accepted", "justification": clean(each.reason)}
+    return {"suppressions": [{**kept, "properties": _cleaned({"by": each.by, "where": each.where})}]}
 
 
 def _locations(paths: Sequence[str], find: Callable[[str], Source | None]) -> list[dict[str, Any]]:
@@ -228,9 +232,18 @@ def _logical(path: str) -> dict[str, Any]:
 
 
 def _cleaned(value: Any) -> Any:
-    """Clean every text of a document; the line ends of messages and pages are kept."""
+    """Return what was measured as JSON has it, every text in it cleaned."""
+    return _each_text(plain(value), clean)
+
+
+def _shown(log: Any) -> Any:
+    """Return the log without a hidden character; the line ends of messages and pages are ours."""
+    return _each_text(log, lambda text: "\n".join(map(visible, text.split("\n"))))
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
-        return {clean(key): _cleaned(inner) for key, inner in value.items()}
+        return {change(key): _each_text(inner, change) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_cleaned(inner) for inner in value]
-    return "\n".join(map(clean, value.split("\n"))) if isinstance(value, str) else value
+        return [_each_text(inner, change) for inner in value]
+    return change(value) if isinstance(value, str) else value
