@@ -63,7 +63,7 @@ class Finding:
     code: str = ""
     name: str = ""
     docs: str = ""
-    origin: str = ""  # the first place that the rule gave, where some places are kept quiet and path is another
+    origin: str | None = None  # the first place that the rule gave, where some of its places are kept quiet
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", self.path or next(iter(self.paths), ""))
@@ -71,7 +71,7 @@ class Finding:
     @property
     def fingerprint(self) -> str:
         """Return a stable identity: code and path with the layer numbers collapsed."""
-        role = re.sub(r"\d+", "*", self.origin or self.path)
+        role = re.sub(r"\d+", "*", self.path if self.origin is None else self.origin)
         return hashlib.sha256(f"{self.code}\0{role}".encode(errors="backslashreplace")).hexdigest()[:16]
 
 

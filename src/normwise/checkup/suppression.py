@@ -175,5 +175,5 @@ def _at(finding: Finding, places: tuple[str, ...]) -> Finding:
         finding,
         path=finding.path if kept else places[0],
         paths=places,
-        origin=finding.origin or finding.path,
+        origin=finding.path if finding.origin is None else finding.origin,
     )

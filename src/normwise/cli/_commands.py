@@ -105,9 +105,9 @@ def check(
       pkg:NAME             a package that ships real weights
       demo:NAME            built in; without TARGET: the demo with planted faults
     """
+    settings, known = _settings(options)
     if target is None:
         click.echo("no target given: this is the built-in demo; `normwise check --help` shows what else", err=True)
-    settings, known = _settings(options)
     with aside():
         loaded = _load(target or "", options)
         from normwise import checkup
