@@ -50,7 +50,7 @@ def _opened(order: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if not mappings:
         return {}, {"tensors": {}, "key": "", "others": []}
     path, tensors = max(mappings, key=_rank)
-    others = [p for p, _ in mappings if p != path][:50]
+    others = [p for p, _ in sorted(mappings, key=_rank, reverse=True) if p != path][:50]
     listed = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
     return tensors, {"tensors": listed, "key": path, "others": others}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from normwise.targets.checkpoint.files import File
 from normwise.targets.checkpoint.limits import PICKLE_BYTES, TENSORS, broken
@@ -28,8 +28,7 @@ _ENCRYPTED = 0x1 | 0x40 | 0x2000
 _LEGACY = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # the pickled number with which torch.save began before 1.6
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One file of the archive."""
 
     name: str
@@ -46,13 +45,6 @@ def pickle_of(file: File) -> bytes:
     _begins_like_zip(file)
     members = _members(file)
     pickles = [m for n, m in members.items() if n.rpartition("/")[2] == "data.pkl" and n.count("/") == 1]
-    if any(n.split("/")[1:] == ["constants.pkl"] or n.split("/")[1:2] == ["code"] for n in members):
-        raise broken(
-            "torchscript",
-            file.path,
-            "this is a TorchScript archive, which holds code; convert it where you trust it:\n"
-            + convert(file.path, load="torch.jit.load({name}, map_location='cpu')"),
-        )
     if len(pickles) != 1:
         raise broken("bad-zip", file.path, f"{len(pickles)} members are called data.pkl: torch.save writes one")
     if pickles[0].size > PICKLE_BYTES:
@@ -89,19 +81,30 @@ def _begins_like_zip(file: File) -> None:
 
 
 def _members(file: File) -> Mapping[str, Member]:
-    start, length, count = _directory(file)
+    end, length, count = _directory(file)
     if count > _MEMBERS or length > _DIRECTORY:
         raise broken("too-large", file.path, f"{count:,} members in a zip archive, the limit is {_MEMBERS:,}")
+    listed = list(_listed(file, file.read(end, length), count))
+    names = [_plain(each.name, file.path) for each in listed]
+    if any(n.split("/")[1:] == ["constants.pkl"] or n.split("/")[1:2] == ["code"] for n in names):
+        raise broken(
+            "torchscript",
+            file.path,
+            "this is a TorchScript archive, which holds code; convert it where you trust it:\n"
+            + convert(file.path, load="torch.jit.load({name}, map_location='cpu')"),
+        )
     found: dict[str, Member] = {}
-    for member in _listed(file, file.read(start, length), count, start):
-        if member.name in found:
-            raise broken("bad-member", file.path, f"the member {member.name!r:.120} occurs twice in the zip archive")
-        found[member.name] = member
+    for name, each in zip(names, listed, strict=True):
+        if name in found:
+            raise broken("bad-member", file.path, f"the member {name!r:.120} occurs twice in the zip archive")
+        if not each.stored:
+            raise broken("compressed", file.path, f"the member {name!r:.120} is compressed or encrypted; save it again")
+        found[name] = Member(name, _start(file, each, end), each.size)
     total, reached = sum(m.size for m in found.values()), 0
     if total > _ALLOWANCE * file.size:
         raise broken("bad-zip", file.path, f"its members declare {total:,} bytes, the file has {file.size:,}")
     for member in sorted(found.values(), key=lambda m: (m.start, m.size)):
-        if member.start < reached or member.start + member.size > start:
+        if member.start < reached or member.start + member.size > end:
             raise broken("bad-zip", file.path, f"the member {member.name!r:.120} overlaps another or the directory")
         reached = member.start + member.size
     return found
@@ -132,13 +135,22 @@ def _directory(file: File) -> tuple[int, int, int]:
     return start, length, count
 
 
-def _listed(file: File, directory: bytes, count: int, limit: int) -> Iterator[Member]:
+class _Listed(NamedTuple):
+    """A member as the directory has it."""
+
+    name: bytes
+    offset: int
+    size: int
+    stored: bool  # neither compressed nor encrypted
+
+
+def _listed(file: File, directory: bytes, count: int) -> Iterator[_Listed]:
     position = 0
     for _ in range(count):
         if position + _CENTRAL.size > len(directory):
             raise broken("bad-zip", file.path, "the directory of the zip archive is too short")
         raw = _CENTRAL.unpack_from(directory, position)
-        flags, method, packed, size, name_length, extra_length, comment = (*raw[6:8], *raw[10:15][:5])[:7]
+        flags, method, (packed, size, name_length, extra_length, comment) = raw[5], raw[6], raw[10:15]
         offset = raw[-1]
         if raw[0] != b"PK\x01\x02":
             raise broken("bad-zip", file.path, "the directory of the zip archive is broken")
@@ -147,9 +159,7 @@ def _listed(file: File, directory: bytes, count: int, limit: int) -> Iterator[Me
         extra = directory[position + name_length : position + name_length + extra_length]
         position += name_length + extra_length + comment
         packed, size, offset = _wide(extra, size, packed, offset)
-        if method != 0 or flags & _ENCRYPTED or packed != size:
-            raise broken("compressed", file.path, f"the member {name[:80]!r} is compressed or encrypted; save it again")
-        yield Member(_plain(name, file.path), _start(file, name, offset, limit), size)
+        yield _Listed(name, offset, size, method == 0 and not flags & _ENCRYPTED and packed == size)
     if position != len(directory):
         raise broken("bad-zip", file.path, "the directory of the zip archive is longer than its members")
 
@@ -181,14 +191,14 @@ def _plain(raw: bytes, path: str) -> str:
     return name
 
 
-def _start(file: File, name: bytes, offset: int, limit: int) -> int:
+def _start(file: File, member: _Listed, limit: int) -> int:
     """Return where the bytes of a member begin; its own header has to say the same as the directory."""
+    name, offset = member.name, member.offset
     if not 0 <= offset <= limit - _LOCAL.size:
         raise broken("bad-zip", file.path, f"the member {name[:80]!r} lies outside the file")
     raw = file.read(offset, _LOCAL.size + len(name))
     mark, _, _, flags, method, *_, name_length, extra_length = _LOCAL.unpack_from(raw)
-    if mark != b"PK\x03\x04" or method != 0 or flags & _ENCRYPTED or raw[_LOCAL.size :] != name:
-        raise broken("bad-zip", file.path, f"the member {name[:80]!r} is another in its own header")
-    if name_length != len(name):
+    same = mark == b"PK\x03\x04" and method == 0 and not flags & _ENCRYPTED and name_length == len(name)
+    if not same or raw[_LOCAL.size :] != name:
         raise broken("bad-zip", file.path, f"the member {name[:80]!r} is another in its own header")
     return offset + _LOCAL.size + name_length + extra_length

@@ -29,7 +29,7 @@ _ROLES = {
     "beta": "bias", "b": "bias", "offset": "bias", "shift": "bias",
     "moving_mean": "running_mean", "moving_variance": "running_var", "mean": "running_mean", "var": "running_var",
 }  # fmt: skip
-_AFFINE = ("weight", "bias")
+_AFFINE = frozenset({"weight", "bias"})
 _RUNNING = ("running_mean", "running_var")
 _COUNT = "num_batches_tracked"
 # names that are a norm's only together with a word
@@ -88,9 +88,11 @@ def _split(name: str) -> tuple[str, str]:
 def _norm(path: str, names: Mapping[str, str], entries: Mapping[str, Entry]) -> NormKeys | None:
     if _RUNNING[1] in names:
         return _batch_norm(path, names, entries)
-    if "weight" not in names or not names.keys() <= set(_AFFINE):
+    if "weight" not in names or not names.keys() <= _AFFINE:
         return None
     weight = entries[names["weight"]]
+    if "bias" not in names and len(weight.shape) == 2:
+        return None  # most tensors of most checkpoints
     if weight.dtype not in _FLOATS or not 1 < math.prod(weight.shape) <= NORM_ELEMENTS:
         return None
     named = _named(path)

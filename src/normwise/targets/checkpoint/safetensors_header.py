@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from normwise.targets.checkpoint.json_text import unique
 from normwise.targets.checkpoint.limits import METADATA_BYTES, NAME, TENSORS, broken
@@ -32,7 +31,15 @@ METADATA = "__metadata__"
 
 _TEXT = rb'"([^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+)"'
 _BLANK = rb"[ \t\r\n]*+"
-_ENTRY = re.compile(_BLANK + _TEXT + _BLANK + rb":" + _BLANK + rb"(\{[^{}]{0,4096}+\})" + _BLANK + rb"([,}])")
+_NUMBER = rb"(?:0|[1-9][0-9]{0,18})"
+# as every writer writes it: the fields in this order, one blank or none between them, no escapes
+_USUAL = re.compile(
+    rb' ?"([^"\\\x00-\x1f]{0,2048}+)": ?\{"dtype": ?"([A-Z0-9_]{1,16})", ?"shape": ?\[((?:' + _NUMBER
+    + rb"(?:, ?" + _NUMBER + rb')*)?)\], ?"data_offsets": ?\[(' + _NUMBER + rb"), ?(" + _NUMBER + rb")\]\}([,}])"
+)  # fmt: skip
+_NAME_TEXT = rb'"((?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})){0,2048}+)"'
+_ENTRY = re.compile(_BLANK + _NAME_TEXT + _BLANK + rb":" + _BLANK + rb"(\{[^{}]{0,4096}+\})" + _BLANK + rb"([,}])")
+_LONG_NAME = re.compile(_BLANK + rb'"[^"]{%d}' % (NAME + 1))
 _METADATA_START = re.compile(_BLANK + rb'"__metadata__"' + _BLANK + rb":" + _BLANK + rb"\{" + _BLANK)
 _PAIR = re.compile(_BLANK + _TEXT + _BLANK + rb":" + _BLANK + _TEXT + _BLANK + rb"([,}])")
 _END = re.compile(_BLANK + rb"([,}])")
@@ -43,8 +50,7 @@ _OVERFLOW = 2**63
 _RANK = 64  # torch's own limit
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor of a file: its form, and where its bytes lie behind the header."""
 
     dtype: str
@@ -88,32 +94,42 @@ def text_of(raw: bytes, path: str) -> str:
 
 
 def _entries(header: bytes, path: str, found: dict[str, Entry]) -> None:
+    if header.count(b'"data_offsets"') > TENSORS:
+        raise broken("too-many-tensors", path, f"more than {TENSORS:,} tensors in one file")
     position, more, described = 1, b",", False
+    usual = _USUAL.match
     while more == b",":
-        if (start := _METADATA_START.match(header, position)) is not None:
+        if (plain := usual(header, position)) is not None and plain[1] != METADATA.encode():
+            name = _name(plain[1], path)
+            sizes = plain[3]
+            shape = tuple(map(int, sizes.split(b","))) if sizes else ()
+            entry = Entry(plain[2].decode(), shape, int(plain[4]), int(plain[5]))
+            position, more = plain.end(), plain[6]
+        elif (start := _METADATA_START.match(header, position)) is not None:
             if described:
                 raise broken("duplicate-name", path, f"{METADATA} occurs twice in the header")
             position, described = _metadata(header, start.end(), path), True
             if (end := _END.match(header, position)) is None:
                 raise broken("bad-header", path, f"the header is no list of tensors at byte {position}")
-            position, more = end.end(), end.group(1)
+            position, more = end.end(), end[1]
             continue
-        if (entry := _ENTRY.match(header, position)) is None:
+        elif (other := _ENTRY.match(header, position)) is not None:
+            name = _name(other[1], path)
+            entry = _fields(name, other[2], path)
+            position, more = other.end(), other[3]
+        else:
+            if _LONG_NAME.match(header, position):
+                raise broken("name-too-long", path, f"a name in the header is longer than {NAME} characters")
             raise broken("bad-header", path, f"the header is no list of tensors at byte {position}")
-        name = _name(entry.group(1), path)
         if name in found:
             raise broken("duplicate-name", path, f"the tensor {name!r:.120} occurs twice in the header")
-        if len(found) >= TENSORS:
-            raise broken("too-many-tensors", path, f"more than {TENSORS:,} tensors in one file")
-        found[name] = _entry(name, entry.group(2), path)
-        position, more = entry.end(), entry.group(3)
+        _check(name, entry, path)
+        found[name] = entry
     if not _REST.match(header, position):
         raise broken("bad-header", path, "something follows the end of the header")
 
 
 def _name(raw: bytes, path: str) -> str:
-    if len(raw) > 6 * NAME:  # a character takes up to 6 bytes, escaped
-        raise broken("name-too-long", path, f"a name of {len(raw):,} bytes, the limit is {NAME} characters")
     name = text_of(raw, path)
     if len(name) > NAME:
         raise broken("name-too-long", path, f"a name of {len(name):,} characters, the limit is {NAME}")
@@ -139,29 +155,40 @@ def _metadata(header: bytes, position: int, path: str) -> int:
     return position
 
 
-def _entry(name: str, raw: bytes, path: str) -> Entry:
+def _fields(name: str, raw: bytes, path: str) -> Entry:
+    """Return an entry that is written in another way."""
     try:
         fields = json.loads(raw, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise broken("bad-header", path, f"the entry of {name!r:.120} is no JSON: {error!s:.120}") from None
     if fields.keys() != set(_FIELDS):
         raise broken("bad-header", path, f"the entry of {name!r:.120} has other fields than {', '.join(_FIELDS)}")
-    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in BITS:
-        raise broken("bad-dtype", path, f"{name!r:.120} has the dtype {dtype!r:.40}, which safetensors does not have")
-    if not _numbers(shape) or len(shape) > _RANK:
+    dtype, shape, offsets = (fields[field] for field in _FIELDS)
+    if not isinstance(dtype, str):
+        raise broken("bad-dtype", path, f"the dtype of {name!r:.120} is no text")
+    if not _numbers(shape):
         raise broken("bad-shape", path, f"the shape of {name!r:.120} is no list of numbers from 0")
-    if not _numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _numbers(offsets) or len(offsets) != 2:
+        raise broken("bad-offsets", path, f"the offsets of {name!r:.120} are no pair of numbers from 0")
+    return Entry(dtype, tuple(shape), *offsets)
+
+
+def _check(name: str, entry: Entry, path: str) -> None:
+    dtype, shape, start, end = entry
+    if dtype not in BITS:
+        raise broken("bad-dtype", path, f"{name!r:.120} has the dtype {dtype!r:.40}, which safetensors does not have")
+    if len(shape) > _RANK:
+        raise broken("bad-shape", path, f"{name!r:.120} has {len(shape)} axes, the limit is {_RANK}")
+    if start > end:
         raise broken("bad-offsets", path, f"the offsets of {name!r:.120} are no pair of rising numbers")
     bits = BITS[dtype]
     for size in shape:
         bits *= size
         if bits >= _OVERFLOW:
             raise broken("bad-shape", path, f"the size of {name!r:.120} overflows")
-    if bits != 8 * (offsets[1] - offsets[0]):
-        held = offsets[1] - offsets[0]
+    if bits != 8 * (end - start):
+        held = end - start
         raise broken("size-mismatch", path, f"{name!r:.120} has {held:,} bytes, its shape and dtype need {bits / 8:,g}")
-    return Entry(dtype, tuple(shape), offsets[0], offsets[1])
 
 
 def _numbers(value: Any) -> bool:
@@ -171,7 +198,7 @@ def _numbers(value: Any) -> bool:
 def _contiguous(found: dict[str, Entry], length: int, path: str) -> None:
     """Check that the tensors cover the data once, from the first byte to the last."""
     reached = 0
-    for name, entry in sorted(found.items(), key=lambda item: (item[1].start, item[1].end)):
+    for name, entry in sorted(found.items(), key=lambda item: item[1][2:]):
         if entry.start != reached:
             what = "overlaps the tensor before it" if entry.start < reached else "leaves a hole before it"
             raise broken("bad-offsets", path, f"{name!r:.120} {what}: it starts at {entry.start:,}, not {reached:,}")
