@@ -5,6 +5,7 @@
     python bench/zoo.py --redo failed    the failures again (or: all)
     python bench/zoo.py --summary        only the summary of what is there
     python bench/zoo.py --convert NAME   the proof of a conversion on each type instead of its map
+    python bench/zoo.py --maps           the maps without the checks
     python bench/zoo.py --timm           the smallest architecture of each family of timm instead
 
 A TYPE is one of transformers, or any TARGET with its prefix (timm:resnet18).
@@ -18,15 +19,12 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import json
-import multiprocessing
-import os
 import re
-import resource
 import sys
 import time
-from collections.abc import Callable, Iterable
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "zoo"
 TIMM = Path(__file__).with_name("timm.txt")  # the fewest parameters in each module of timm 1.0.31
 SECONDS = 120
 BYTES = 10 * 2**30
+_ONE_FILE = ("map", "maps", "load")  # tasks whose records are of one kind
 PER_WORKER = 60  # a fresh process now and then: transformers keeps every module it imported
 HAND_WRITTEN = {"layer", "rms", "scale"}
 
@@ -41,7 +40,7 @@ HAND_WRITTEN = {"layer", "rms", "scale"}
 def main() -> int:
     """Run what was asked for and print the summary."""
     options = _options()
-    task = options.convert or ("load" if options.no_map else "map")
+    task = options.convert or ("load" if options.no_map else "maps" if options.maps else "map")
     if not options.summary:
         sweep(_pending(options, read(task)), options.jobs, task)
     done = {name: record for name, record in read(task).items() if name.startswith("timm:") == options.timm}
@@ -54,7 +53,7 @@ def main() -> int:
 
 
 def _summary_of(task: str) -> Callable[[dict[str, dict[str, Any]]], str]:
-    if task in ("map", "load"):
+    if task in _ONE_FILE:
         return summary
     import zoo_conversions  # beside this file, which is run as a script
 
@@ -68,6 +67,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
     parser.add_argument("--timm", action="store_true", help="run the smallest architecture of each family of timm")
     parser.add_argument("--no-map", action="store_true", help="only build and run the models")
+    parser.add_argument("--maps", action="store_true", help="map the models, without the checks")
     parser.add_argument("--summary", action="store_true", help="only print what is there")
     parser.add_argument("--convert", metavar="NAME", help="prove this conversion on each type")
     parser.add_argument("--page", metavar="FILE", type=Path, help="write the list of what was converted")
@@ -91,7 +91,7 @@ def _pending(options: argparse.Namespace, done: dict[str, dict[str, Any]]) -> li
 
 def results(task: str) -> Path:
     """Return the file with the records of a task."""
-    return FOLDER / f"{'results' if task in ('map', 'load') else task}.jsonl"
+    return FOLDER / f"{'results' if task in _ONE_FILE else task}.jsonl"
 
 
 def read(task: str = "map") -> dict[str, dict[str, Any]]:
@@ -108,23 +108,16 @@ def read(task: str = "map") -> dict[str, dict[str, Any]]:
 
 def sweep(names: list[str], jobs: int, task: str) -> None:
     """Run the types and append a record for each."""
+    from workers import work  # beside this file, which is run as a script
+
     FOLDER.mkdir(exist_ok=True)
-    pending = collections.deque(names)
-    workers: list[_Worker] = []
+    each = functools.partial(run, task=task)
+    records = work(names, each, failure, jobs=jobs, share=PER_WORKER, seconds=SECONDS, memory=BYTES)
     with results(task).open("a", encoding="utf-8") as out:
-        while pending or workers:
-            while pending and len(workers) < jobs:
-                share = [pending.popleft() for _ in range(min(PER_WORKER, len(pending)))]
-                workers.append(_Worker(share, task))
-            wait([worker.connection for worker in workers], timeout=1)
-            for worker in list(workers):
-                for record in worker.records():
-                    out.write(json.dumps(record) + "\n")
-                    out.flush()
-                    _show(record)
-                if worker.ended:
-                    workers.remove(worker)
-                    pending.extendleft(reversed(worker.names))
+        for record in records:
+            out.write(json.dumps(record) + "\n")
+            out.flush()
+            _show(record)
 
 
 def _show(record: dict[str, Any]) -> None:
@@ -132,53 +125,9 @@ def _show(record: dict[str, Any]) -> None:
     print(f"{record['type']:34} {record['seconds']:6.2f} s  {state}", flush=True)
 
 
-class _Worker:
-    """A process that works off a list of types; it is stopped at the first that takes too long."""
-
-    def __init__(self, names: list[str], task: str) -> None:
-        self.names = names
-        self.connection, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=_work, args=(names, theirs, task), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.since = time.monotonic()
-        self.ended = False
-
-    def records(self) -> Iterable[dict[str, Any]]:
-        """Yield what has arrived, or a record of the failure that ended the process."""
-        try:
-            while self.connection.poll():
-                record = self.connection.recv()
-                self.names.remove(record["type"])
-                self.since = time.monotonic()
-                yield record
-        except EOFError:
-            self.ended = True
-            self.process.join()
-            if self.names and self.process.exitcode:
-                yield failure(self.names.pop(0), f"the process ended with code {self.process.exitcode}")
-            return
-        if time.monotonic() - self.since > SECONDS and self.names:
-            self.process.kill()
-            self.process.join()
-            self.ended = True
-            yield failure(self.names.pop(0), f"took longer than {SECONDS} s", SECONDS)
-
-
-def failure(name: str, error: str, seconds: float = 0.0) -> dict[str, Any]:
+def failure(name: str, error: str) -> dict[str, Any]:
     """Return the record of a type that did not come to its end."""
-    return {"type": name, "built": False, "ran": False, "params": 0, "seconds": seconds, "error": error}
-
-
-def _work(names: list[str], connection: Connection, task: str) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import torch
-
-    torch.set_num_threads(1)
-    for name in list(names):
-        connection.send(run(name, task))
+    return {"type": name, "built": False, "ran": False, "params": 0, "seconds": 0.0, "error": error}
 
 
 def run(name: str, task: str = "map") -> dict[str, Any]:
@@ -207,8 +156,8 @@ def run(name: str, task: str = "map") -> dict[str, Any]:
 def _examined(target: Any, task: str) -> dict[str, Any]:
     if task == "load":
         return {}
-    if task == "map":
-        return examine(target)
+    if task in _ONE_FILE:
+        return examine(target, checks=task == "map")
     import zoo_conversions
 
     return zoo_conversions.examine(target, task)
@@ -217,8 +166,8 @@ def _examined(target: Any, task: str) -> dict[str, Any]:
 # the map
 
 
-def examine(target: Any) -> dict[str, Any]:
-    """Return facts of the map of one target, what it took, and the findings above info.
+def examine(target: Any, *, checks: bool = True) -> dict[str, Any]:
+    """Return facts of the map of one target, what it took, and the findings above info where it is checked.
 
     Class names with "norm" in them are a yardstick only: the map never reads them.
     """
@@ -230,7 +179,7 @@ def examine(target: Any) -> dict[str, Any]:
         started = time.perf_counter()
         report = map(target)
         seconds = time.perf_counter() - started
-        checks = check_all(target)
+        checked = check_all(target) if checks else {}
     except Exception as error:
         return {"map_error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
     executed = _executed_norms(target)
@@ -238,7 +187,7 @@ def examine(target: Any) -> dict[str, Any]:
     written = [site for site in report.norms if not site.native and site.spec and site.spec.kind in HAND_WRITTEN]
     return {
         "map_seconds": round(seconds, 3),
-        **checks,
+        **checked,
         "norm_modules": len(executed),
         "norm_modules_found": len(executed & found),
         "norm_modules_missed": sorted(executed - found)[:10],

@@ -70,7 +70,9 @@ class Case:
             Unfit: there is none.
         """
         wanted = set(places)
-        found = [s for s in self.norms if _plain(s, kinds or ("layer", "rms")) and (not wanted or s.placement in wanted)]
+        found = [
+            s for s in self.norms if _plain(s, kinds or ("layer", "rms")) and (not wanted or s.placement in wanted)
+        ]
         found = [s for s in found if not list(self.module(s.path).children())]
         if not found:
             raise Unfit(f"no {' or '.join(kinds) or 'layer or rms'} norm with a gain of its own stands there")

@@ -123,6 +123,7 @@ def page(records: Sequence[Record], words: Words) -> str:
         "RULES": lambda: _rules(rules, total, words),
         "FAULTS": lambda: _faults(faults, words),
         "MISSES": lambda: _misses(total, words),
+        "FALSE": lambda: _false(total, words),
     }
     for mark, table in tables.items():
         text = text.replace(f"<<{mark}>>", table())
@@ -161,7 +162,7 @@ def _faults(faults: Mapping[str, Figures], words: Words) -> str:
         fault = FAULTS[name]
         level = words.information if fault.information else ""
         codes = ", ".join(fault.codes)
-        rows.append((f"`{name}`", fault.what[words.index], codes + level, len(f.alive), f"{f.found}", f"{f.right}"))
+        rows.append((f"`{name}`", fault.what[words.index], codes + level, len(f.alive), f.equivalent, f.found, f.right))
     return _table(words.faults, rows)
 
 
@@ -175,3 +176,12 @@ def _misses(total: Figures, words: Words) -> str:
         for fault, where in missed.items()
     ]
     return _table(words.misses, rows)
+
+
+def _false(total: Figures, words: Words) -> str:
+    rows = [
+        (f"`{r['fault']}`", f"`{r['architecture']}`", ", ".join(f"{c} {s} `{p}`" for c, s, p in r["others"]))
+        for r in total.alive
+        if r["others"]
+    ]
+    return _table(words.false, rows)

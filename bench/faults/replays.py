@@ -62,5 +62,7 @@ def _as_case(name: str) -> Case:
 
     made = dict(_case(name.removeprefix("case:")).faulty())
     inputs = made["inputs"]
-    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
+    args, kwargs = (
+        ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
+    )
     return Case(name, made["model"], map_tensors(tuple(args), lambda t: t), dict(kwargs), (), Placement())

@@ -2,6 +2,7 @@
 
     python -m bench.faults                what is not done yet, then the summary
     python -m bench.faults --sample 200   200 of the trials, spread over all
+    python -m bench.faults --architectures NAME ...   what is not done of these
     python -m bench.faults --only PART    trials with this in their name (ARCHITECTURE/SETTING/DTYPE/FAULT), again
     python -m bench.faults --summary      only the summary of what is there
     python -m bench.faults --page         write docs/fault-benchmark.md and its Chinese twin from what is there
@@ -48,6 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sample", type=int, metavar="N", help="run N of the trials that are not done")
+    parser.add_argument("--architectures", nargs="+", metavar="NAME", help="run what is not done of these alone")
     parser.add_argument("--only", nargs="+", metavar="PART", help="run trials with this in their name, again")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
     parser.add_argument("--summary", action="store_true", help="only print what is there")
@@ -69,7 +71,8 @@ def _pending(options: argparse.Namespace) -> list[Trial]:
     if options.only:
         return [trial for trial in every if any(part in trial.key for part in options.only)]
     done = {key(record) for record in read()}
-    left = [trial for trial in every if trial.key not in done]
+    wanted = set(options.architectures or [trial.architecture for trial in every])
+    left = [trial for trial in every if trial.key not in done and trial.architecture in wanted]
     if options.sample is None or options.sample >= len(left):
         return left
     chosen = set(random.Random(0).sample(range(len(left)), options.sample))
@@ -98,5 +101,3 @@ def _failure(trial: Trial, why: str) -> dict[str, Any]:
         "architecture": trial.architecture, "fault": trial.fault, "setting": trial.setting, "dtype": trial.dtype,
         "status": "failed", "why": why,
     }  # fmt: skip
-
-

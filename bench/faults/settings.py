@@ -117,7 +117,7 @@ def train_step(model: nn.Module, *args: Any, **kwargs: Any) -> None:
     loss_of(model(*args, **kwargs)).backward()
 
 
-class evaluate:  # noqa: N801  a function with nothing to copy
+class evaluate:
     """Evaluate batches in eval mode."""
 
     def __call__(self, model: nn.Module, batches: Any) -> torch.Tensor:

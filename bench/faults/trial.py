@@ -24,7 +24,7 @@ from normwise.checkup import Finding, Report, Severity
 __all__ = ["HEALTHY", "REPLAY", "Trial", "alive", "injected", "key", "run", "trials"]
 
 # Rules whose pages say that the modules behind the first one only read or pass on what it made.
-FIRST_BLAMED = {"NUM009", "PLC001"}
+FIRST_BLAMED = {"NUM008", "NUM009", "PLC001"}
 HEALTHY = "none"  # the fault of a healthy model
 REPLAY = "replay"
 Found = list[str]  # code, severity, path
@@ -96,13 +96,20 @@ def injected(trial: Trial, sound: Case) -> tuple[Case, list[str]]:
     """
     case = sound.copied()
     case.random = random.Random(zlib.crc32(trial.key.encode()))
-    return case, list(FAULTS[trial.fault].inject(case))
+    paths = list(FAULTS[trial.fault].inject(case))
+    try:
+        with torch.no_grad():
+            case.copied().call()
+    except Exception as error:  # what stops the model is seen by everybody
+        raise Unfit(f"the model no longer runs: {type(error).__name__}: {error}"[:160]) from error
+    return case, paths
 
 
 def run(trial: Trial) -> dict[str, Any]:
     """Run a trial and return its record.
 
-    ``status`` is "healthy", "unfit" (with ``why``), "equivalent" (the fault does nothing), "alive", "replayed" or "failed".
+    Its status is "healthy", "unfit" (with ``why``), "equivalent" (the fault does nothing), "alive",
+    "replayed" or "failed".
     """
     record: dict[str, Any] = {
         "architecture": trial.architecture, "fault": trial.fault, "setting": trial.setting, "dtype": trial.dtype,

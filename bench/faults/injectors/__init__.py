@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from bench.faults.case import Fault
-from bench.faults.injectors import arithmetic, axes, gains, placements, running_statistics
+from bench.faults.injectors import arithmetic, axes, gains, loading, placements, running_statistics
 
 __all__ = ["FAULTS"]
 
-FAULTS: dict[str, Fault] = {
-    fault.name: fault
-    for part in (axes, running_statistics, arithmetic, gains, placements)
-    for fault in part.FAULTS
-}
+_PARTS = (axes, running_statistics, arithmetic, gains, placements, loading)
+FAULTS: dict[str, Fault] = {fault.name: fault for part in _PARTS for fault in part.FAULTS}

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.faults.case import Case, Fault, Observed, Unfit, mixin, rows, swap
+from bench.faults.case import Case, Fault, Observed, Unfit, rows
 from bench.faults.rewritten import Rewritten, rewrite
 from normwise.graph.capture import tensors_in
+from normwise.spec import FAMILIES, Cast
 
 __all__ = ["FAULTS"]
 
@@ -118,10 +119,6 @@ class CastBeforeGain(Rewritten):
         """Cast, then multiply."""
         y = h.to(x.dtype) * (self.gain + self.offset)
         return y + getattr(self, self.shift_name) if self.shift_name else y
-
-
-class CastAfterGain(Rewritten):
-    """The gain in float32, before the cast: Rewritten itself."""
 
 
 class _Forgetful(torch.autograd.Function):
@@ -283,6 +280,16 @@ def _detached_norm(case: Case) -> list[str]:
     return rewrite(case, case.some(case.vectors()), Detached)
 
 
+def _other_order(case: Case) -> list[str]:
+    """The order of gain and cast that the family does not have."""
+    name = str(getattr(case.evidence.get("config"), "model_type", "")).removesuffix("_text")
+    family = FAMILIES.get(name)
+    if family is None or family.cast not in (Cast.BEFORE_WEIGHT, Cast.AFTER_WEIGHT):
+        raise Unfit("no family that is known for an order")
+    kind = CastBeforeGain if family.cast is Cast.AFTER_WEIGHT else Rewritten
+    return rewrite(case, case.some(case.vectors("rms")), kind)
+
+
 FAULTS = (
     Fault(
         name="eps-outside-root", codes=("NUM004",), inject=_written(EpsOutsideRoot), observe=probed("zeros"), rows=True,
@@ -339,14 +346,9 @@ FAULTS = (
         what=("a matrix whose product leaves float16", "矩阵乘积超出 float16"),
     ),
     Fault(
-        name="cast-before-gain", codes=("NUM010",), inject=_written(CastBeforeGain), dtype=torch.bfloat16,
+        name="gain-on-the-other-side-of-the-cast", codes=("NUM010",), inject=_other_order, dtype=torch.bfloat16,
         setting="loaded", information=True, observe=probed("rows"), bits=True,
-        what=("the gain applied after the cast in a family that does it before", "先转换再乘增益，而该系列相反"),
-    ),
-    Fault(
-        name="cast-after-gain", codes=("NUM010",), inject=_written(CastAfterGain), dtype=torch.bfloat16,
-        setting="loaded", information=True, observe=probed("rows"), bits=True,
-        what=("the gain applied before the cast in a family that does it after", "先乘增益再转换，而该系列相反"),
+        what=("gain and cast in the order that the family does not have", "增益与类型转换的次序与该系列相反"),
     ),
     Fault(
         name="promoted-stream", codes=("NUM011",), inject=_float_gain, dtype=torch.bfloat16,

@@ -199,7 +199,8 @@ FAULTS = (
         what=("statistics over one element", "统计量只含一个元素"),
     ),
     Fault(
-        name="unlike-its-declaration", codes=("AXS009",), inject=_unlike_declared, effects=("AXS002", "AXS003", "AXS005"),
+        name="unlike-its-declaration", codes=("AXS009",), inject=_unlike_declared,
+        effects=("AXS002", "AXS003", "AXS005"),
         what=("normalized_shape says H, the statistics span T and H", "normalized_shape 为 H，统计量却跨 T 与 H"),
     ),
 )  # fmt: skip

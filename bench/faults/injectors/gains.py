@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bench.faults.case import Case, Fault, Observed, Unfit
 from bench.faults.settings import RATE, loss_of
@@ -22,6 +22,8 @@ def decay_alone(case: Case) -> Observed:
     twin = case.copied()
     for parameter in twin.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
+    for group in twin.evidence["optimizer"].param_groups:
+        group["lr"] = RATE
     twin.evidence["optimizer"].step()
     return {name: p.detach().double() for name, p in twin.model.named_parameters()}
 
@@ -181,69 +183,6 @@ def _dead_final(case: Case) -> list[str]:
     return [s.path for s in sites]
 
 
-def _swapped_names(case: Case) -> list[str]:
-    """A checkpoint that says gamma and beta, loaded with strict=False: the norms stay at their initial values."""
-    state = case.evidence["checkpoint"]
-    sites = case.vectors()
-    old: dict[str, Tensor] = dict(state)
-    with torch.no_grad():
-        for site in sites:
-            for path, name in ((site.weight_path, "gamma"), (site.bias_path, "beta")):
-                if path is None:
-                    continue
-                old[f"{site.path}.{name}"] = old.pop(path)
-                neutral = (1.0 - (site.spec.weight_offset if site.spec else 0.0)) if name == "gamma" else 0.0
-                case.model.get_parameter(path).fill_(neutral)
-    case.evidence["checkpoint"] = old
-    return [s.path for s in sites]
-
-
-def _missing_keys(case: Case) -> list[str]:
-    """One norm of the checkpoint did not arrive."""
-    sites = case.some(case.vectors(), one=True)
-    with torch.no_grad():
-        for site in sites:
-            _gain(case, site).fill_(1.0 - (site.spec.weight_offset if site.spec else 0.0))
-            if site.bias_path:
-                case.model.get_parameter(site.bias_path).zero_()
-    return [s.path for s in sites]
-
-
-def _apart(case: Case) -> list[str]:
-    (site,) = case.some(case.vectors(), one=True)
-    case.evidence["config"]["rank_states"][1][site.weight_path].add_(1e-3)
-    return [site.path]
-
-
-def ranks(case: Case) -> Observed:
-    """Return how far states and gradients of the ranks are apart."""
-    config = case.evidence["config"]
-    pairs = [("rank_states", "state"), ("rank_gradients", "gradient")]
-    return {
-        f"{said} {name}": (tensor.double() - config[key][1][name].double()).abs().max()
-        for key, said in pairs
-        for name, tensor in config[key][0].items()
-        if tensor.is_floating_point()
-    }
-
-
-def _unreduced(case: Case) -> list[str]:
-    sites = case.vectors()
-    for site in sites:
-        for path in (site.weight_path, site.bias_path):
-            if path in case.evidence["config"]["rank_gradients"][1]:
-                case.evidence["config"]["rank_gradients"][1][path].mul_(0.5)
-    return [s.path for s in sites]
-
-
-def _buffers_apart(case: Case) -> list[str]:
-    (site,) = case.some(case.batch_norms(), one=True)
-    for name, tensor in case.evidence["config"]["rank_states"][1].items():
-        if name.startswith(f"{site.path}.running"):
-            tensor.mul_(1.2)
-    return [site.path]
-
-
 FAULTS = (
     Fault(
         name="decayed-gains", codes=("PAR001",), inject=_decayed, setting="training", observe=decay_alone,
@@ -258,8 +197,8 @@ FAULTS = (
         effects=("PAR010", "PAR003"), what=("gains of w in 1 + w, or the reverse", "w 与 1 + w 的增益互换"),
     ),
     Fault(
-        name="drawn-gains", codes=("PAR003",), inject=_drawn, what=("gains drawn from N(0, 0.02)", "增益取自 N(0, 0.02)"),
-        effects=("NUM005",),
+        name="drawn-gains", codes=("PAR003",), inject=_drawn, effects=("NUM005",),
+        what=("gains drawn from N(0, 0.02)", "增益取自 N(0, 0.02)"),
     ),
     Fault(
         name="gain-blown-up", codes=("PAR004",), inject=_blown, setting="loaded", information=True,
@@ -285,25 +224,5 @@ FAULTS = (
     Fault(
         name="final-norm-silent", codes=("PAR010",), inject=_dead_final, effects=("NUM005", "PAR003"),
         what=("a final norm whose gain is 0", "末端归一化的增益为 0"),
-    ),
-    Fault(
-        name="gamma-and-beta", codes=("CKP003",), inject=_swapped_names, setting="loaded",
-        what=("a checkpoint that says gamma and beta", "检查点用 gamma 与 beta 命名"),
-    ),
-    Fault(
-        name="norm-not-loaded", codes=("CKP003",), inject=_missing_keys, setting="loaded",
-        what=("one norm at its initial values", "一个归一化仍为初始值"),
-    ),
-    Fault(
-        name="ranks-apart", codes=("DST002",), inject=_apart, setting="ranks", observe=ranks,
-        what=("a gain that differs between two processes", "两个进程的增益不同"),
-    ),
-    Fault(
-        name="gradients-not-reduced", codes=("DST005",), inject=_unreduced, setting="ranks", observe=ranks,
-        what=("gradients of norms that are each process's own", "归一化的梯度各进程自有"),
-    ),
-    Fault(
-        name="statistics-apart", codes=("DST003",), inject=_buffers_apart, setting="ranks", observe=ranks,
-        information=True, what=("running statistics that differ between two processes", "两个进程的运行统计量不同"),
     ),
 )  # fmt: skip

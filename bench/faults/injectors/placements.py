@@ -12,7 +12,7 @@ from bench.faults.case import Case, Fault, Observed, Unfit, mixin, swap
 from bench.faults.settings import RATE, optimizer_of
 from normwise.facts.records import NormSite, Place
 
-__all__ = ["FAULTS"]
+__all__ = ["FAULTS", "last_sublayer"]
 
 
 def _pre_blocks(case: Case) -> list[list[NormSite]]:
@@ -38,10 +38,11 @@ def _no_final(case: Case) -> list[str]:
     finals = case.vectors(places=(Place.FINAL,))
     site = finals[-1]
     swap(case, site.path, nn.Identity())
-    return [site.path, *_last_block(case, site)]
+    return [site.path, *last_sublayer(case, site)]
 
 
-def _last_block(case: Case, site: NormSite) -> list[str]:
+def last_sublayer(case: Case, site: NormSite) -> list[str]:
+    """Return the last sublayer of the stack that a norm closes."""
     members = case.placement.stacks[site.stack or 0].members
     return [members[-1].path] if members else []
 
@@ -249,84 +250,6 @@ def _deep_post(case: Case) -> list[str]:
     return [m.path for m in stack.members]
 
 
-def _other_flag(case: Case) -> list[str]:
-    """Weights of the other placement: the flag of the blocks was flipped."""
-    if not case.name.startswith("torch:"):
-        raise Unfit("no flag that moves the norms")
-    import normwise as nw
-
-    case.evidence["checkpoint"] = {name: t.clone() for name, t in case.model.state_dict().items()}
-    with torch.no_grad():
-        y = case.call()
-    case.evidence["loader"] = [(case.args[0], y), (case.args[0].flip(0), y.flip(0))]
-    paths = []
-    for path, module in case.model.named_modules():
-        if hasattr(module, "norm_first"):
-            module.norm_first = not module.norm_first
-            paths.append(path)
-    _ = nw
-    return paths
-
-
-def _dropped_final(case: Case) -> list[str]:
-    """A model without the final norm that its checkpoint holds."""
-    finals = case.vectors(places=(Place.FINAL,))
-    site = finals[-1]
-    swap(case, site.path, nn.Identity())
-    return [site.path, *_last_block(case, site)]
-
-
-def _other_eps(case: Case) -> list[str]:
-    """An eps that is not that of the configuration."""
-    config = case.evidence.get("config")
-    names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "layernorm_epsilon")
-    if config is None or not any(isinstance(getattr(config, n, None), float) for n in names):
-        raise Unfit("no configuration that states eps")
-    for site in case.vectors():
-        module = case.module(site.path)
-        attribute = next((a for a in ("eps", "variance_epsilon") if isinstance(getattr(module, a, None), float)), None)
-        if attribute is None:
-            raise Unfit("no norm that holds its eps")
-        setattr(module, attribute, 0.1)
-    return [s.path for s in case.vectors()]
-
-
-def _other_kind(case: Case) -> list[str]:
-    """Norms of the other kind: the mean is taken out where the family keeps it, or kept where it takes it out."""
-    from bench.faults.rewritten import Rewritten, rewrite
-
-    sites = case.vectors()
-    if case.evidence.get("config") is None:
-        raise Unfit("no configuration that states the kind")
-    paths = rewrite(case, sites, Rewritten)
-    for path in paths:
-        norm = case.module(path)
-        norm.centred = not norm.centred  # pyright: ignore
-    return paths
-
-
-def _unlike_reference(attribute: str, value: Any) -> Any:
-    def inject(case: Case) -> list[str]:
-        from bench.faults.rewritten import Rewritten, rewrite
-
-        return rewrite(case, case.some(case.vectors(), one=True), Rewritten, **{attribute: value})
-
-    return inject
-
-
-def _keeps_mean(case: Case) -> list[str]:
-    from bench.faults.rewritten import Rewritten, rewrite
-
-    return rewrite(case, case.some(case.vectors("layer")), Rewritten, centred=False)
-
-
-def _moved_gain(case: Case) -> list[str]:
-    (site,) = case.some(case.vectors(), one=True)
-    with torch.no_grad():
-        case.model.get_parameter(str(site.weight_path)).mul_(1.3)
-    return [site.path]
-
-
 def _idle(case: Case) -> list[str]:
     stacks = [s for s in case.placement.stacks if str(s.kind) in ("pre", "parallel", "parallel_shared")]
     if not stacks or stacks[0].sublayers < 6:
@@ -404,34 +327,5 @@ FAULTS = (
     Fault(
         name="deep-post-norm-at-full-rate", codes=("PLC005",), inject=_deep_post, setting="fresh",
         observe=schedule, what=("a deep post-norm stack without warm-up", "深层后置归一化且没有预热"),
-    ),
-    Fault(
-        name="placement-of-the-flag", codes=("CKP001",), inject=_other_flag, setting="loaded",
-        effects=("PLC001",), what=("weights of the other placement", "权重来自另一种放置"),
-    ),
-    Fault(
-        name="final-norm-dropped", codes=("CKP004", "PLC001"), inject=_dropped_final, setting="loaded",
-        effects=("CKP004", "PLC001"),
-        what=("no place for the final norm of the checkpoint", "检查点的末端归一化无处可放"),
-    ),
-    Fault(
-        name="eps-of-another-model", codes=("CKP005",), inject=_other_eps, setting="loaded", effects=("NUM005",),
-        what=("eps 0.1 where the configuration states another", "eps 为 0.1，与配置不同"),
-    ),
-    Fault(
-        name="kind-of-another-model", codes=("CKP002",), inject=_other_kind, setting="loaded",
-        what=("LayerNorm for RMSNorm, or the reverse", "LayerNorm 与 RMSNorm 互换"),
-    ),
-    Fault(
-        name="kind-unlike-the-reference", codes=("CKP006", "CKP002"), inject=_keeps_mean,
-        setting="referenced", what=("the mean is kept, the reference takes it out", "保留均值，而参考模型减去均值"),
-    ),
-    Fault(
-        name="gain-unlike-the-reference", codes=("CKP006",), inject=_moved_gain, setting="referenced",
-        what=("a gain 1.3 times that of the reference", "增益是参考模型的 1.3 倍"),
-    ),
-    Fault(
-        name="offset-unlike-the-reference", codes=("CKP006", "PAR002"), inject=_unlike_reference("offset", 1.0),
-        setting="referenced", effects=("PAR010",), what=("1 + weight, the reference multiplies by weight", "1 + weight，而参考模型乘以 weight"),
     ),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import torch
@@ -214,7 +215,7 @@ def _biased(case: Case) -> list[str]:
         hook.remove()
     pairs = [
         (a, b)
-        for a, b in zip(order, order[1:], strict=False)
+        for a, b in itertools.pairwise(order)
         if not isinstance(a, nn.modules.batchnorm._BatchNorm) and isinstance(b, nn.modules.batchnorm._BatchNorm)
     ]
     pairs = [(a, b) for a, b in pairs if a.bias is None]
@@ -233,7 +234,7 @@ def parameters(case: Case) -> Observed:
 def _shared(case: Case) -> list[str]:
     """One batch norm in the place of two."""
     sites = case.batch_norms()
-    for first, second in zip(sites, sites[1:], strict=False):
+    for first, second in itertools.pairwise(sites):
         a, b = case.module(first.path), case.module(second.path)
         if a.num_features == b.num_features and a is not b and _unlike(a, b):
             owner, _, name = second.path.rpartition(".")
@@ -305,7 +306,7 @@ FAULTS = (
     Fault(
         name="eval-undone-by-train", codes=("BNS008",), inject=_woken, setting="training",
         observe=buffers_after_a_step,
-        what=("norms in eval mode, and a step that calls model.train()", "归一化在评估模式，训练步却调用 model.train()"),
+        what=("norms in eval mode, and a step that calls train()", "归一化在评估模式，训练步却调用 train()"),
     ),
     Fault(
         name="statistics-under-checkpointing", codes=("BNS009",), inject=_recomputed, setting="training",
@@ -335,7 +336,8 @@ FAULTS = (
     ),
     Fault(
         name="last-batch-of-one", codes=("BNS016",), inject=_singleton, setting="batches", observe=last_batch,
-        effects=("BNS006", "BNS001", "BNS004"), what=("a loader whose last batch is one sample", "loader 的最后一批只有一个样本"),
+        effects=("BNS006", "BNS001", "BNS004"),
+        what=("a loader whose last batch is one sample", "loader 的最后一批只有一个样本"),
     ),
     Fault(
         name="three-batches-counted", codes=("BNS005",), inject=_unfinished, setting="loaded", information=True,
@@ -355,6 +357,7 @@ FAULTS = (
     ),
     Fault(
         name="local-statistics-of-eight-processes", codes=("DST001",), inject=_spare_ranks, setting="training",
-        observe=world, effects=("BNS006",), what=("plain batch norm, four samples a process", "每进程四个样本的普通批归一化"),
+        observe=world, effects=("BNS006",),
+        what=("plain batch norm, four samples a process", "每进程四个样本的普通批归一化"),
     ),
 )  # fmt: skip
