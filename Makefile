@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 help:  ## list the verbs
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 demo: $(READY)  ## check a real model and a faulty one; writes report.html
 	@echo "== all-MiniLM-L6-v2, a real sentence encoder, from the package that ships its weights"
@@ -50,6 +50,10 @@ docs: $(READY)  ## write the pages, reports and pictures that are generated from
 	$(BIN)/python docs/make_reports.py
 	$(BIN)/python docs/make_images.py
 
+bench-faults: $(READY)  ## put known faults into many architectures and count what the check finds (long, resumable)
+	$(BIN)/python -m bench.faults
+	$(BIN)/python -m bench.faults --page
+
 build: $(READY)  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls -l dist
@@ -78,4 +82,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kernels sanitize check fix bench docs build zoo studies env
+.PHONY: help demo test kernels sanitize check fix bench bench-faults docs build zoo studies env

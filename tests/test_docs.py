@@ -43,7 +43,16 @@ TWINS = [
     (README, README_ZH),
     *(
         (f"docs/{n}.md", f"docs/{n}.zh-CN.md")
-        for n in ("find-the-cause", "how-it-works", "glossary", "which-norm", "placements", "layer-to-rms")
+        for n in (
+            "find-the-cause",
+            "how-it-works",
+            "glossary",
+            "which-norm",
+            "placements",
+            "layer-to-rms",
+            "formats",
+            "fault-benchmark",
+        )
     ),
 ]
 PAGES = [README, README_ZH, *sorted(str(path.relative_to(ROOT)) for path in DOCS.rglob("*.md"))]
@@ -435,7 +444,7 @@ SCRIPTS = [(name, kind, code) for name, kind, code in runnable() if not kind.end
 def test_the_pages_have_code_to_run() -> None:
     guides = {
         f"docs/{name}{suffix}"
-        for name in ("which-norm", "placements", "layer-to-rms")
+        for name in ("which-norm", "placements", "layer-to-rms", "formats")
         for suffix in (".md", ".zh-CN.md")
     }
     assert {name for name, _, _ in SCRIPTS} == {README, README_ZH, "docs/python-api.md", *guides}
