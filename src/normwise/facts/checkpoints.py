@@ -30,7 +30,7 @@ from normwise.facts.state_dicts import (
 )
 from normwise.graph import Graph
 from normwise.rendering import both
-from normwise.targets.checkpoint.keys import WORDS, role
+from normwise.targets.checkpoint.keys import names_a_norm, role
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -264,8 +264,8 @@ class Checkpoints:
             return False
         if len({t.numel() for t in vectors}) > 1:
             return False
-        roles, word = {role(k) for k in keys}, path.rpartition(".")[2].lower()
-        return "weight" in roles and ("bias" in roles or any(w in word for w in WORDS))
+        roles = {role(k) for k in keys}
+        return "weight" in roles and ("bias" in roles or names_a_norm(path.rpartition(".")[2]))
 
     def shift_without_home(self, norm: NormTensor) -> str | None:
         """Return the key of a shift that the checkpoint has beside a loaded gain, and the model's norm has not."""

@@ -103,7 +103,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     plain, offset = ([g for g in gains if g.offset == number] for number in (0, 1))
     if (case := _missing(facts, plain, knows=any(g.offset == 1 for g in held))) is not None:
         yield _finding(facts, case, len(gains), added=1.0)
-    if (case := _twice(facts, offset)) is not None:
+    if (case := _twice(facts, offset, [g for g in held if g.offset == 1])) is not None:
         yield _finding(facts, case, len(gains), added=0.0)
 
 
@@ -141,8 +141,14 @@ def _missing(facts: Facts, plain: list[Gain], *, knows: bool) -> _Case | None:
     return None
 
 
-def _twice(facts: Facts, offset: list[Gain]) -> _Case | None:
-    """Return norms that compute 1 + weight with gains to which 1 belongs no more."""
+def _twice(facts: Facts, offset: list[Gain], held: list[Gain]) -> _Case | None:
+    """Return norms that compute 1 + weight with gains to which 1 belongs no more.
+
+    Args:
+        facts: of the target.
+        offset: the gains of norms that add 1.
+        held: the same with those that are one number throughout.
+    """
     beyond = [g for g in offset if facts.gains.short_of_reference(g) == -1]
     if beyond:
         return _case(beyond, Severity.ERROR, _REFERENCE)
@@ -157,9 +163,9 @@ def _twice(facts: Facts, offset: list[Gain]) -> _Case | None:
         return _case(plain, Severity.ERROR, _FAMILY)
     if (losses := _better_without(facts, plain)) is not None:
         return _Case(gains=tuple(plain), severity=Severity.ERROR, witness=_LOSS, losses=losses)
-    at_one = all(abs(float(g.stored.double().mean()) - 1) <= AT_ONE for g in offset)
-    # of a checkpoint by itself nothing else can be a witness, and no family was trained to gains that all are 2
     sure = facts.target.stored is not None and len(offset) >= SEVERAL
+    at_one = all(abs(float(g.stored.double().mean()) - 1) <= AT_ONE for g in (held if sure else offset))
+    # of a checkpoint by itself nothing else can be a witness, and no family was trained to gains that all are 2
     return _case(plain, Severity.WARNING if sure else Severity.INFO, _SPREAD) if at_one and len(offset) > 1 else None
 
 

@@ -19,9 +19,10 @@ from enum import StrEnum
 from normwise.targets.checkpoint.limits import NORM_ELEMENTS
 from normwise.targets.checkpoint.safetensors_header import Entry
 
-__all__ = ["WORDS", "Keys", "NormKeys", "norms_of", "role"]
+__all__ = ["Keys", "NormKeys", "names_a_norm", "norms_of", "role"]
 
-WORDS = ("norm", "ln", "bn")  # in the name of a norm
+_WORDS = ("norm", "ln", "bn")  # in the name of a norm
+_WHOLE_WORD = "rms"  # which is in "transforms" too
 
 # other names of a gain and a shift: TensorFlow's, Flax's, hand-written ones
 _ROLES = {
@@ -61,6 +62,12 @@ def role(key: str) -> str:
     """Return what a key says a tensor is, in torch's word for it: "weight", "bias", "running_mean", ..."""
     last = key.rpartition(".")[2].lower()
     return _ROLES.get(last, last)
+
+
+def names_a_norm(name: str) -> bool:
+    """Whether a name, the last part of a path, is that of a norm."""
+    name = name.lower()
+    return any(word in name for word in _WORDS) or _WHOLE_WORD in name.split("_")
 
 
 def norms_of(entries: Mapping[str, Entry]) -> Iterator[NormKeys]:
@@ -127,4 +134,4 @@ def _named(path: str) -> bool:
     parts = path.lower().split(".")
     while len(parts) > 1 and parts[-1].isdecimal():
         parts.pop()
-    return any(word in parts[-1] for word in WORDS)
+    return names_a_norm(parts[-1])
