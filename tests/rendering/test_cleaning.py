@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from normwise.rendering import clean, obeyed_by_none, shorten
+from normwise.rendering.cleaning import LONGEST, visible
 
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()))
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -81,3 +82,15 @@ def test_no_line_of_a_page_is_a_command_to_a_ci_runner(line: str, shown: str) ->
 @pytest.mark.parametrize("line", ["at::native", "x ::error::", ":: x", "## heading", "a[::2]", "[::2]", "# ["])
 def test_what_is_no_command_stays_as_it_is(line: str) -> None:
     assert obeyed_by_none(line) == line
+
+
+@given(ANY_TEXT, st.integers(1, 3 * LONGEST))
+def test_a_long_text_is_shown_by_its_ends(text: str, times: int) -> None:
+    long = (text or "x") * times
+    assert clean(long) == shorten(visible(long), LONGEST)
+    assert clean(clean(long)) == clean(long)
+
+
+def test_a_name_of_ten_megabytes_is_cleaned_at_once() -> None:
+    cleaned = clean("\x1b" * 10_000_000)
+    assert cleaned == f"{'␛' * 2047}…{'␛' * 2048}"

@@ -20,7 +20,11 @@ _Cell = tuple[_Numbers, tuple[int, ...]]  # the numbers of a path (or a grid of 
 
 # A number that counts blocks: a whole component ("layers.3"), or the end of any component but the
 # last ("layer3.norm"; norm1 and norm2 are different roles). No leading zeros: they would not come back.
-_COUNTER = re.compile(r"(?:(?<=\.)|^)(?:0|[1-9][0-9]{0,8})(?=\.|#|$)|(?<=[^\W\d])(?:0|[1-9][0-9]{0,8})(?=\.)")
+# What stands before it is looked at behind its first digit: a search for digits alone is quick in a name of 10 MB.
+_REST = r"(?:(?<=0)|(?<!0)[0-9]{0,8})"
+_COUNTER = re.compile(
+    rf"[0-9](?:(?<![^.][0-9]){_REST}(?=\.|#|$)|(?<=[^\W\d][0-9]){_REST}(?=\.))",
+)
 _LONGEST_LIST = 3  # numbers with a constant step are spelled out up to here
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from normwise.rendering.cleaning import clean, shorten
+from normwise.rendering.cleaning import clean, shorten, visible
 
 __all__ = ["SERIES_COLORS", "color", "element", "label", "picture", "standalone"]
 
@@ -62,4 +62,4 @@ def standalone(svg: Markup) -> str:
 
 
 def _attribute(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else clean(value)
+    return f"{value:g}" if isinstance(value, float) else visible(str(value))  # a line has any number of points
