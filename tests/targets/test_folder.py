@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from normwise.errors import TargetError
+from normwise.errors import CheckpointError, TargetError
 from normwise.targets import folder
 from normwise.targets.hf_build import build_model, quiet
 from normwise.targets.hf_config import build_config
@@ -83,13 +83,16 @@ def test_a_large_configuration_alone_is_built_without_storage(tmp_path: Path) ->
     ("prepare", "words"),
     [
         (lambda path: None, "no config.json"),
-        (lambda path: (path / "config.json").write_text("{"), "cannot be loaded"),
+        (lambda path: (path / "config.json").write_text("{"), "no valid JSON"),
+        (lambda path: (path / "config.json").write_text('{"model_type": ["llama"]}'), "model_type .* is no name"),
+        (lambda path: (path / "config.json").write_text('{"a": [{"n_layers": 1000000000}]}'), "n_layers 1,000,000,000"),
+        (lambda path: (path / "config.json").write_text('{"depths": [1, 20000]}'), "the limit is 10,000"),
         (lambda path: (path / "config.json").write_text('{"model_type": "no-such"}'), "cannot be loaded"),
     ],
 )
 def test_a_folder_that_is_no_model_gives_one_line(tmp_path: Path, prepare: object, words: str) -> None:
     prepare(tmp_path)  # type: ignore[operator]
-    with pytest.raises(TargetError, match=words) as caught:
+    with pytest.raises((TargetError, CheckpointError), match=words) as caught:
         folder.load(f"hf:{tmp_path}")
     assert "\n" not in str(caught.value)
 

@@ -7,13 +7,15 @@ never run. A folder with a configuration alone is examined without real weights,
 from __future__ import annotations
 
 import gc
-import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from normwise.errors import TargetError
+from normwise.targets.checkpoint.places import config_beside
 from normwise.targets.hf_build import (
     build_fake,
     build_model,
@@ -31,6 +33,8 @@ __all__ = ["EXAMPLE", "claims", "load"]
 EXAMPLE = "hf:./DIR"
 _PREFIX = "hf:"
 _LARGEST_RANDOM = 500_000_000  # parameters: 2 GB in float32; beyond, the model is built without weights
+_MOST = 10_000  # layers, or experts of one: the deepest that were published have 1,000 (DeepNet)
+_COUNTED = re.compile(r"layers?$|depths?$|experts$")
 _NONE, _LEFT_OUT = "the folder has no weights", "the weights were not read"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -55,6 +59,7 @@ def load(text: str, *, inputs: str | None = None, whole: bool = False, weights: 
     Raises:
         TargetError: the folder or its config.json is missing, its weights are pickles only, or the model
             cannot be built or fed.
+        CheckpointError: config.json is no JSON object, or too large.
     """
     library(text)
     folder = Path(text.removeprefix(_PREFIX)).expanduser()
@@ -99,21 +104,27 @@ def _look(folder: Path, text: str) -> None:
             "normwise never loads one; convert it where you trust it: "
             "model.save_pretrained(DIR) of transformers writes model.safetensors"
         )
-    if '"auto_map"' in (folder / "config.json").read_text(encoding="utf-8", errors="replace"):
-        _refuse_own_code(folder, text)
-
-
-def _refuse_own_code(folder: Path, text: str) -> None:
-    """Refuse a folder whose model exists only as code beside the weights."""
-    try:
-        known = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except ValueError:
-        return  # transformers says what is wrong with the file
-    if known not in model_types():
+    settings = config_beside(folder)[0] or {}
+    known = settings.get("model_type")
+    if not isinstance(known, str | None):
+        raise TargetError(f"{text}: model_type of config.json is no name, so it is no transformers model")
+    if "auto_map" in settings and known not in model_types():  # its model exists only as code beside the weights
         raise TargetError(
             f"{text}: config.json points to code of its own (auto_map), which normwise never runs; "
             "give FILE.py:callable that builds the model"
         )
+    for name, count in _counts(settings):
+        if count > _MOST:
+            raise TargetError(f"{text}: config.json has {name} {count:,}, the limit is {_MOST:,}: each becomes a module")
+
+
+def _counts(settings: Any) -> Iterator[tuple[str, int]]:
+    """Yield every number of layers and of experts, also of configurations inside."""
+    for name, value in settings.items() if isinstance(settings, Mapping) else ():
+        for each in value if isinstance(value, list) else (value,):
+            if isinstance(each, int) and _COUNTED.search(name):
+                yield name, each
+            yield from _counts(each)
 
 
 def _named_class(config: Any) -> type[nn.Module] | None:

@@ -31,6 +31,7 @@ _IMAGE = (
 _AUDIO = ("input_features", "input_values", "input_features_mask", "feature_attention_mask", "audio_input_features")
 _EXTRAS = (*_IMAGE[1:], *_AUDIO[2:4])  # what a call may have or not, beside the data itself
 _MOST_CALLS = 24
+_IDS = 2**20  # token ids that inputs are drawn from: more than any vocabulary has, and few to list
 _TEXT = ("input_ids", "attention_mask", "decoder_input_ids", "bbox", "mm_token_type_ids")
 _PLACEHOLDERS = {
     "image": ("image_token_id", "image_token_index", "media_placeholder_token_id", "image_patch_id", "im_patch_id"),
@@ -222,7 +223,7 @@ class Maker:
     def ids(self, length: int, *, decoder: bool = False) -> Tensor:
         """Return random ordinary token ids [B, length]."""
         special = {v for part in self.everything for k, v in vars(part).items() if "token" in k and isinstance(v, int)}
-        limit = self.vocabulary(decoder=decoder)
+        limit = min(self.vocabulary(decoder=decoder), _IDS)
         ordinary = torch.tensor([i for i in range(limit) if i not in special] or [0])
         return ordinary[torch.randint(len(ordinary), (self.batch, length), generator=self.generator)]
 
