@@ -23,7 +23,8 @@ import torch
 from normwise import conversions, errors, functional, layers, placements, studies
 from normwise._parts import page_title
 from normwise.benchmarks import Machine, Method, Result, Row
-from normwise.checkup import Basis, Finding, Report, Severity, rules
+from normwise.checkup import Basis, Configuration, Finding, Report, Severity, Suppressed, Unused, rules
+from normwise.checkup.configuration import PerModuleIgnore
 from normwise.checkup.finding import NotChecked
 from normwise.checkup.report import Cost
 from normwise.cli import commands, main
@@ -44,6 +45,8 @@ TWINS = [
     *(
         (f"docs/{n}.md", f"docs/{n}.zh-CN.md")
         for n in (
+            "ci",
+            "configuration",
             "find-the-cause",
             "how-it-works",
             "glossary",
@@ -110,9 +113,10 @@ def test_every_exception_is_documented(name: str) -> None:
 
 
 RECORDS = (
-    Break, Change, Chart, Claim, Converted, Cost, Finding, proof.Gate, Judgement, Line, Machine, Method, NormSite,
-    NormSpec, NotChecked, Placement, Plan, ProfileRow, Proof, Recipe, Refusal, Report, Result, Row, Stack, Step,
-    Sublayer, Table, Target, Verdict, Wiring, studies.Evidence, studies.Row, studies.Unrun,
+    Break, Change, Chart, Claim, Configuration, Converted, Cost, Finding, proof.Gate, Judgement, Line, Machine, Method,
+    NormSite, NormSpec, NotChecked, PerModuleIgnore, Placement, Plan, ProfileRow, Proof, Recipe, Refusal, Report, Result,
+    Row, Stack, Step, Sublayer, Suppressed, Table, Target, Unused, Verdict, Wiring, studies.Evidence, studies.Row,
+    studies.Unrun,
 )  # fmt: skip
 
 
@@ -444,7 +448,7 @@ SCRIPTS = [(name, kind, code) for name, kind, code in runnable() if not kind.end
 def test_the_pages_have_code_to_run() -> None:
     guides = {
         f"docs/{name}{suffix}"
-        for name in ("which-norm", "placements", "layer-to-rms", "formats")
+        for name in ("which-norm", "placements", "layer-to-rms", "formats", "configuration")
         for suffix in (".md", ".zh-CN.md")
     }
     assert {name for name, _, _ in SCRIPTS} == {README, README_ZH, "docs/python-api.md", *guides}
