@@ -115,7 +115,7 @@ def _look(folder: Path, text: str) -> None:
         )
     for name, count in _counts(settings):
         if count > _MOST:
-            raise TargetError(f"{text}: config.json has {name} {count:,}, the limit is {_MOST:,}: each becomes a module")
+            raise TargetError(f"{text}: {name} is {count:,} in config.json, the limit is {_MOST:,}: each is a module")
 
 
 def _counts(settings: Any) -> Iterator[tuple[str, int]]:
