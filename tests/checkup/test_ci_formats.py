@@ -16,6 +16,7 @@ import pytest
 from normwise.checkup import reports, rules
 from normwise.checkup.finding import NotChecked
 from normwise.checkup.report import Report
+from normwise.cli import main
 from normwise.facts.records import Break
 from normwise.rendering import both
 from tests.checkup.sample_reports import HOSTILE, SAMPLES, decoder, empty, encoder, faulty, quiet
@@ -322,6 +323,40 @@ def test_characters_that_xml_cannot_hold_are_never_written() -> None:
     page = reports.render(report, "junit")
     assert re.findall("[^\n\x20-\ud7ff\ue000-\ufffd]", page) == []
     assert len(cases(report)) == 8
+
+
+# the command line
+
+
+@pytest.mark.parametrize("command", ["check", "map"])
+def test_an_unknown_format_is_one_message_with_the_known_ones(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "demo:healthy-decoder", "--format", "concise"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"normwise: no format is called 'concise': choose from {', '.join(reports.names())}\n"
+
+
+@pytest.mark.parametrize("command", ["check", "map"])
+def test_the_help_names_every_format_and_a_suffix_of_each(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert [name for name in reports.names() if not re.search(rf"\b{name}\b", said)] == []
+    for part in reports.FORMATS.values():
+        assert not part.SUFFIXES or part.SUFFIXES[0] in said
+
+
+def test_several_files_and_a_format_are_given_at_once(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["r.sarif", "r.junit.xml", "r.md", "r.html", "r.json", "r.txt", "r.sarif.json"]
+    outputs = [word for file in files for word in ("-o", file)]
+    assert main(["check", "demo:faulty-decoder", "--select", "NUM", "--format", "github", *outputs]) in (0, 1)
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("normwise check demo:faulty-decoder: ")
+    assert len(commands(out)) == len(out.splitlines()) - 1 > 0
+    assert [line for line in err.splitlines() if line.startswith("wrote ")] == [f"wrote {file}" for file in files]
+    assert (repository / "r.sarif").read_text("utf-8") == (repository / "r.sarif.json").read_text("utf-8")
+    SARIF.validate(json.loads((repository / "r.sarif").read_text("utf-8")))
+    ElementTree.parse(repository / "r.junit.xml")
+    assert sorted(path.name for path in repository.glob("r.*")) == sorted(files)
 
 
 # Markdown
