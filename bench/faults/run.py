@@ -2,7 +2,7 @@
 
     python -m bench.faults                what is not done yet, then the summary
     python -m bench.faults --sample 200   200 of the trials, spread over all
-    python -m bench.faults --architectures NAME ...   what is not done of these
+    python -m bench.faults --architectures NAME ...   of these alone
     python -m bench.faults --only PART    trials with this in their name (ARCHITECTURE/SETTING/DTYPE/FAULT), again
     python -m bench.faults --summary      only the summary of what is there
     python -m bench.faults --page         write docs/fault-benchmark.md and its Chinese twin from what is there
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sample", type=int, metavar="N", help="run N of the trials that are not done")
-    parser.add_argument("--architectures", nargs="+", metavar="NAME", help="run what is not done of these alone")
+    parser.add_argument("--architectures", nargs="+", metavar="NAME", help="run trials of these alone")
     parser.add_argument("--only", nargs="+", metavar="PART", help="run trials with this in their name, again")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
     parser.add_argument("--summary", action="store_true", help="only print what is there")
@@ -67,12 +67,12 @@ def read(file: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def _pending(options: argparse.Namespace) -> list[Trial]:
-    every = trials()
+    wanted = set(options.architectures or [trial.architecture for trial in trials()])
+    every = [trial for trial in trials() if trial.architecture in wanted]
     if options.only:
         return [trial for trial in every if any(part in trial.key for part in options.only)]
     done = {key(record) for record in read()}
-    wanted = set(options.architectures or [trial.architecture for trial in every])
-    left = [trial for trial in every if trial.key not in done and trial.architecture in wanted]
+    left = [trial for trial in every if trial.key not in done]
     if options.sample is None or options.sample >= len(left):
         return left
     chosen = set(random.Random(0).sample(range(len(left)), options.sample))

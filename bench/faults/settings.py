@@ -98,9 +98,15 @@ def _calibrate(case: Case) -> None:
         norm.reset_running_stats()
         norm.momentum = 0.5
         norm.train()
+    generator = torch.Generator().manual_seed(5)
+
+    def near(value: Any) -> Any:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value + 0.1 * torch.randn(value.shape, generator=generator) if floating else value
+
     with torch.no_grad():
         for _ in range(40):
-            case.call()
+            case.model(*map(near, case.args), **{name: near(value) for name, value in case.kwargs.items()})
     for norm, momentum in zip(kept, momenta, strict=True):
         norm.momentum = momentum
         norm.eval()
@@ -180,6 +186,13 @@ class Stepping:
         self.optimizer.step()
 
 
+def _frozen(case: Case) -> None:
+    """Training with batch norms that are kept in eval mode."""
+    _training(case)
+    for site in case.batch_norms():
+        case.module(site.path).eval()
+
+
 def _stepping(case: Case) -> None:
     """Training with a step of the optimizer, at a rate that bfloat16 can follow."""
     _training(case)
@@ -241,6 +254,7 @@ SETTINGS: dict[str, Callable[[Case], None]] = {
     "referenced": _referenced,
     "training": _training,
     "fresh": _training,
+    "frozen": _frozen,
     "stepping": _stepping,
     "batches": _batches,
     "padded": _padded,

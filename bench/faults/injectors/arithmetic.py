@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.faults.case import Case, Fault, Observed, Unfit, rows
+from bench.faults.case import Case, Fault, Observed, Unfit, mixin, rows
 from bench.faults.rewritten import Rewritten, rewrite
+from normwise.facts.records import Place
 from normwise.graph.capture import tensors_in
 from normwise.spec import FAMILIES, Cast
 
@@ -185,10 +187,10 @@ def _huge_eps(case: Case) -> list[str]:
 
 def _tiny_eps(case: Case) -> list[str]:
     """torch's own layer norm in float16 with the eps of BERT."""
-    sites = [s for s in case.vectors("layer") if s.native]
+    sites = [s for s in case.vectors("layer") if s.native and type(case.module(s.path)) is nn.LayerNorm]
     if not sites:
-        raise Unfit("no layer norm of torch's")
-    sites = case.some([s for s in sites if isinstance(case.module(s.path), nn.LayerNorm)])
+        raise Unfit("no nn.LayerNorm")
+    sites = case.some(sites)
     for site in sites:
         case.module(site.path).eps = 1e-12  # pyright: ignore[reportAttributeAccessIssue]
     return [s.path for s in sites]
@@ -266,14 +268,16 @@ def _writer(case: Case, *, bias: bool = False) -> str:
     raise Unfit("no linear map that writes into the stream")
 
 
+def _casting(self: Any, x: Tensor) -> Tensor:
+    return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+
 def _float_gain(case: Case) -> list[str]:
-    """A gain kept in float32 in a half-precision model, without a cast back."""
-    sites = rewrite(case, case.some(case.vectors()), Promoting)
-    try:
-        case.call()
-    except RuntimeError as error:
-        raise Unfit("the next matrix refuses float32") from error
-    return sites
+    """No cast back of a half-precision stream, before matrices that cast what they read."""
+    for module in case.model.modules():
+        if isinstance(module, nn.Linear):
+            mixin(module, forward=_casting)
+    return rewrite(case, case.some(case.vectors(places=(Place.BRANCH, Place.POST))), Promoting)
 
 
 def _detached_norm(case: Case) -> list[str]:
@@ -352,6 +356,7 @@ FAULTS = (
     ),
     Fault(
         name="promoted-stream", codes=("NUM011",), inject=_float_gain, dtype=torch.bfloat16,
+        observe=probed("rows"), rows=True,
         what=("a norm that hands on float32 in a bfloat16 model", "bfloat16 模型中归一化层输出 float32"),
     ),
     Fault(

@@ -121,18 +121,17 @@ class _Waking:
 
 
 def _woken(case: Case) -> list[str]:
-    for site in case.batch_norms():
-        case.module(site.path).eval()
     case.evidence["train_step"] = _Waking()
     return [s.path for s in case.batch_norms()]
 
 
 def _recomputed(case: Case) -> list[str]:
     """A block with batch norms in activation checkpointing."""
-    site = case.random.choice(case.batch_norms())
-    parent = site.path.rpartition(".")[0]
-    if not parent or isinstance(case.module(parent), nn.ModuleList | nn.Sequential):
+    parents = [s.path.rpartition(".")[0] for s in case.batch_norms()]
+    parents = [p for p in parents if p and not isinstance(case.module(p), nn.ModuleList | nn.Sequential)]
+    if not parents:
         raise Unfit("no block of its own around a batch norm")
+    parent = case.random.choice(parents)
     block = case.module(parent)
     base = type(block)
 
@@ -200,9 +199,8 @@ def _unfinished(case: Case) -> list[str]:
     return _paths(case, norms)
 
 
-def _biased(case: Case) -> list[str]:
-    """A bias in the convolution or linear map before a batch norm."""
-    names = {id(m): n for n, m in case.model.named_modules()}
+def _fed(case: Case) -> list[tuple[Any, Any]]:
+    """Return the pairs of a convolution or linear map and the batch norm that runs next."""
     order: list[nn.Module] = []
     hooks = [
         m.register_forward_hook(lambda module, *_: order.append(module))
@@ -213,12 +211,14 @@ def _biased(case: Case) -> list[str]:
         case.call()
     for hook in hooks:
         hook.remove()
-    pairs = [
-        (a, b)
-        for a, b in itertools.pairwise(order)
-        if not isinstance(a, nn.modules.batchnorm._BatchNorm) and isinstance(b, nn.modules.batchnorm._BatchNorm)
-    ]
-    pairs = [(a, b) for a, b in pairs if a.bias is None]
+    norm = nn.modules.batchnorm._BatchNorm
+    return [(a, b) for a, b in itertools.pairwise(order) if not isinstance(a, norm) and isinstance(b, norm)]
+
+
+def _biased(case: Case) -> list[str]:
+    """A bias in the convolution or linear map before a batch norm."""
+    names = {id(m): n for n, m in case.model.named_modules()}
+    pairs = [(a, b) for a, b in _fed(case) if a.bias is None]
     if not pairs:
         raise Unfit("no map without a bias before a batch norm")
     before, norm = case.random.choice(pairs)
@@ -232,21 +232,16 @@ def parameters(case: Case) -> Observed:
 
 
 def _shared(case: Case) -> list[str]:
-    """One batch norm in the place of two."""
-    sites = case.batch_norms()
-    for first, second in itertools.pairwise(sites):
-        a, b = case.module(first.path), case.module(second.path)
-        if a.num_features == b.num_features and a is not b and _unlike(a, b):
-            owner, _, name = second.path.rpartition(".")
-            setattr(case.module(owner), name, a)
-            return [first.path, second.path]
-    raise Unfit("no two batch norms of one width that see different distributions")
-
-
-def _unlike(a: Any, b: Any) -> bool:
-    """Whether the deviations that two batch norms saw differ threefold in most channels."""
-    ratio = (a.running_var / b.running_var).sqrt()
-    return float(((ratio > 3) | (ratio < 1 / 3)).double().mean()) > 0.5
+    """One batch norm in the place of two, whose inputs differ sixfold in size: each norm alone would take that out."""
+    names = {id(m): n for n, m in case.model.named_modules()}
+    for (_, first), (before, second) in itertools.pairwise(_fed(case)):
+        if first.num_features == second.num_features and first is not second:
+            with torch.no_grad():
+                before.weight.mul_(6.0)
+            owner, _, name = names[id(second)].rpartition(".")
+            setattr(case.module(owner), name, first)
+            return [names[id(first)], names[id(second)]]
+    raise Unfit("no two batch norms of one width in series")
 
 
 def _not_loaded(case: Case) -> list[str]:
@@ -304,7 +299,7 @@ FAULTS = (
         what=("requires_grad=False without eval()", "requires_grad=False 但没有 eval()"),
     ),
     Fault(
-        name="eval-undone-by-train", codes=("BNS008",), inject=_woken, setting="training",
+        name="eval-undone-by-train", codes=("BNS008",), inject=_woken, setting="frozen",
         observe=buffers_after_a_step,
         what=("norms in eval mode, and a step that calls train()", "归一化在评估模式，训练步却调用 train()"),
     ),

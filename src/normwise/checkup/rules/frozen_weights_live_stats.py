@@ -42,6 +42,7 @@ from normwise.facts import Facts
 from normwise.facts.liveness import Scope, in_training
 from normwise.facts.repairs import effect
 from normwise.facts.trials import Trial
+from normwise.graph import Graph
 from normwise.rendering import both
 from normwise.targets import Target
 
@@ -85,7 +86,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     parts: dict[str, list[str]] = {}
     for path in live:
         part = _frozen_part(model, path)
-        if part is not None and not _declared(model, path) and not _copy_of_a_trained_part(model, part):
+        if part is not None and not _declared(model, path) and not _copy_of_a_trained_part(facts, part):
             parts.setdefault(part, []).append(path)
     if not parts:
         return
@@ -116,14 +117,37 @@ def _declared(model: nn.Module, path: str) -> bool:
     return any(getattr(module, "train_bn", None) is True for module in around)
 
 
-def _copy_of_a_trained_part(model: nn.Module, part: str) -> bool:
-    """Whether another part has parameters of the same names and shapes and trains them: a momentum encoder."""
+def _copy_of_a_trained_part(facts: Facts, part: str) -> bool:
+    """Whether another part has parameters of the same names and shapes and trains them: a momentum encoder.
+
+    Blocks of one network look alike as well; of these, one feeds the other.
+    """
+    model = facts.target.model
     own = _shapes(model.get_submodule(part))
     return len(own) > _NORM_ALONE and any(
-        _shapes(module) == own and any(p.requires_grad for p in module.parameters())
+        _shapes(module) == own
+        and any(p.requires_grad for p in module.parameters())
+        and not _in_series(facts, part, path)
         for path, module in model.named_modules()
         if path and path != part
     )
+
+
+def _in_series(facts: Facts, one: str, other: str) -> bool:
+    """Whether what one part computes is read by the other."""
+    return _feeds(facts.graph, one, other) or _feeds(facts.graph, other, one)
+
+
+def _feeds(graph: Graph, source: str, reader: str) -> bool:
+    reached: set[int] = set()
+    for op in graph.ops:
+        path = graph.path(op)
+        fed = any(value in reached for value in op.inputs)
+        if fed and (path == reader or path.startswith(f"{reader}.")):
+            return True
+        if fed or path == source or path.startswith(f"{source}."):
+            reached.update(op.outputs)
+    return False
 
 
 _NORM_ALONE = 2  # a gain and a shift: every norm of that width looks alike
