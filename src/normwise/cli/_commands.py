@@ -100,6 +100,7 @@ def check(
     TARGET is one of
       hf:TYPE              a transformers architecture, small, with random weights
       hf:DIR               a local folder with config.json
+      FILE.safetensors     weights without their model; also an index of shards, DIR, .pt, .bin, .ckpt
       FILE.py:callable     yours: returns a model, or (model, inputs)
       package.module:callable
       pkg:NAME             a package that ships real weights

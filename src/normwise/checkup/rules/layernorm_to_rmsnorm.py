@@ -123,18 +123,18 @@ def _in_checkpoint(facts: Facts, stored: Stored) -> Iterator[Finding]:
         NotKnown: it has no norm of either kind, or its configuration names no family.
     """
     norms = [n for n in stored.norms if n.keys is not Keys.RUNNING]
-    said = facts.conventions.kind
-    families = [spec for _, spec in facts.conventions.families]
-    if said is None or not families or not norms:
+    families = facts.conventions.families  # a key such as rms_norm_eps is only a name, and of a part of the model
+    kinds = {spec.kind for _, spec in families}
+    if not norms or kinds not in ({Kind.RMS}, {Kind.LAYER}):
         raise NotKnown(_NEEDS)
+    says = f"model_type {families[0][0]}"
     shifts = [n for n in norms if n.keys is Keys.WEIGHT_AND_BIAS]
-    if said[0] is Kind.RMS and len(shifts) == len(norms):
+    if kinds == {Kind.RMS} and len(shifts) == len(norms):
         moved = any(bool((n.tensors["bias"] != 0).any()) for n in shifts)
-        yield _kind_of_keys(
-            norms, said[1], "RMSNorm", shifts=len(shifts), severity=SEVERITY if moved else Severity.INFO
-        )
-    elif said[0] is Kind.LAYER and all(f.bias for f in families) and not shifts:
-        yield _kind_of_keys(norms, said[1], "LayerNorm", shifts=0, severity=Severity.WARNING)
+        severity = SEVERITY if moved else Severity.INFO
+        yield _kind_of_keys(norms, says, "RMSNorm", shifts=len(shifts), severity=severity)
+    elif kinds == {Kind.LAYER} and all(spec.bias for _, spec in families) and not shifts:
+        yield _kind_of_keys(norms, says, "LayerNorm", shifts=0, severity=Severity.WARNING)
 
 
 def _kind_of_keys(norms: list[StoredNorm], says: str, kind: str, *, shifts: int, severity: Severity) -> Finding:
