@@ -114,9 +114,9 @@ def test_every_exception_is_documented(name: str) -> None:
 
 RECORDS = (
     Break, Change, Chart, Claim, Configuration, Converted, Cost, Finding, proof.Gate, Judgement, Line, Machine, Method,
-    NormSite, NormSpec, NotChecked, PerModuleIgnore, Placement, Plan, ProfileRow, Proof, Recipe, Refusal, Report, Result,
-    Row, Stack, Step, Sublayer, Suppressed, Table, Target, Unused, Verdict, Wiring, studies.Evidence, studies.Row,
-    studies.Unrun,
+    NormSite, NormSpec, NotChecked, PerModuleIgnore, Placement, Plan, ProfileRow, Proof, Recipe, Refusal, Report,
+    Result, Row, Stack, Step, Sublayer, Suppressed, Table, Target, Unused, Verdict, Wiring, studies.Evidence,
+    studies.Row, studies.Unrun,
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from torch import nn
 import normwise as nw
 from normwise.checkup import Configuration
 from normwise.checkup.configuration import PerModuleIgnore, nearest, read
+from normwise.checkup.suppression import Suppression
 from normwise.cli import main
 from normwise.errors import ConfigurationError
 from normwise.testing import assert_clean
@@ -278,8 +279,9 @@ def test_assert_clean_follows_it(file: Path, decayed: Decayed) -> None:
         AssertionError, match=r"normwise: 1 finding in Net\n  PAR001 decayed-norm-scale \(warning\) at q_"
     ):
         assert_clean(model, x, optimizer=optimizer)
-    for more in ({"fail_on": "error"}, {"configuration": False}, {"ignore": "PAR", "select": "PLC,PAR"}):
-        assert_clean(model, x, optimizer=optimizer, **more)
+    assert_clean(model, x, optimizer=optimizer, fail_on="error")
+    assert_clean(model, x, optimizer=optimizer, configuration=False)
+    assert_clean(model, x, optimizer=optimizer, ignore="PAR", select="PLC,PAR")
     with pytest.raises(ValueError, match="fail_on is one of error, warning, info, never, got 'errors'"):
         assert_clean(model, x, fail_on="errors")
 
@@ -315,5 +317,5 @@ def test_a_pattern_of_many_stars_costs_no_time() -> None:
     assert time.process_time() - started < 2
 
 
-def ignoring(pattern: str) -> list[nw.checkup.suppression.Suppression]:
+def ignoring(pattern: str) -> list[Suppression]:
     return list(PerModuleIgnore(modules=(pattern,), rules=("PAR001",), reason="r").suppressions())
