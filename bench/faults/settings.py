@@ -50,7 +50,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=16)
 def _trained(architecture: str) -> dict[str, torch.Tensor]:
     """Return the weights of a model that was trained for a moment; running statistics are those of the data."""
     import normwise as nw

@@ -33,7 +33,10 @@ def probed(*inputs: str) -> Any:
             }
             for name in inputs:
                 row = x[name].reshape(-1, *([1] * (len(site.shape) - 2)), site.shape[-1]).requires_grad_()
-                output = norm(row)
+                try:
+                    output = norm(row)
+                except RuntimeError:  # it permutes its input: channels stand elsewhere
+                    continue
                 seen[f"{site.path} {name}"] = output.detach()
                 (gradient,) = torch.autograd.grad(output.float().sum(), row)
                 seen[f"{site.path} gradient {name}"] = gradient

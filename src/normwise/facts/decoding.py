@@ -94,6 +94,7 @@ class _Probe:
         if not found or change < DIFFER:
             return Decoding(step=last, change=change)
         calls = [c for c, *_ in found]
+
         def change_held() -> float:
             instead, wanted = self._holding(base, step, pairs)
             repaired = decode(wanted=wanted | set(step.graph.outputs), instead=instead)

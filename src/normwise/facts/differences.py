@@ -90,6 +90,8 @@ def changes(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach().cpu()
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return tensor.double()  # token ids and masks
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 

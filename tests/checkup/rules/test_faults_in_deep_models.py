@@ -48,6 +48,27 @@ def test_statistics_over_time_are_seen_where_encoder_and_decoder_have_other_leng
     assert severities("AXS002", Translator(2).eval(), IDS, OTHER_IDS) == []
 
 
+# -- token ids with padding behind them -------------------------------------------------------------
+
+
+class Tagger(nn.Module):
+    """A label for each token."""
+
+    def __init__(self, *axes: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.norm, self.head = nn.Embedding(20, 8), Rms(*axes), nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.norm(self.embed(ids)))
+
+
+def test_padding_behind_token_ids_whose_lengths_are_given_is_judged() -> None:
+    padded = {"padded_inputs": (torch.nn.functional.pad(IDS, (0, 5)),), "lengths": [11, 11]}
+    assert severities("AXS004", Tagger(1, 2).eval(), IDS, **padded) == ["error"]
+    assert severities("AXS004", Tagger(2).eval(), IDS, **padded) == []
+
+
 # -- several norms that decode otherwise ------------------------------------------------------------
 
 
