@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from normwise import targets
 from normwise.checkup import baseline, suppression
@@ -42,7 +43,7 @@ _HASH_LIMIT = 4 * 2**30
 
 
 def check(
-    model: nn.Module | Target | str,
+    model: nn.Module | ExportedProgram | Target | str,
     inputs: Any = None,
     *,
     padded_inputs: Any = None,
@@ -145,11 +146,11 @@ def check(
     return replace(suppression.quieted(report, suppressions), call=_call(model, inputs, evidence, effort))
 
 
-def map(model: nn.Module | Target | str, inputs: Any = None, **evidence: Any) -> Report:
+def map(model: nn.Module | ExportedProgram | Target | str, inputs: Any = None, **evidence: Any) -> Report:
     """Map every norm of a model without judging it: a report with no rules run.
 
     Args:
-        model: a module, a Target, or any TARGET string.
+        model: a module, an exported program, a Target, or any TARGET string.
         inputs: one call's inputs, as for ``check``.
         evidence: further fields of ``Target``.
     """

@@ -100,6 +100,8 @@ def check(
     TARGET is one of
       hf:TYPE              a transformers architecture, small, with random weights
       hf:DIR               a local folder with config.json
+      timm:NAME            a timm architecture with random weights
+      FILE.onnx            an ONNX model; also FILE.pt2, an exported program of torch
       FILE.safetensors     weights without their model; also an index of shards, DIR, .pt, .bin, .ckpt
       FILE.py:callable     yours: returns a model, or (model, inputs)
       package.module:callable

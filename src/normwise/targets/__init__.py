@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from normwise.errors import TargetError
-from normwise.targets import casting, cycles, inputs, unclaimed
+from normwise.targets import casting, cycles, exported_program, inputs, unclaimed
 from normwise.targets._kinds import KINDS
 from normwise.targets.answer import EVIDENCE, floating, split_inputs, with_evidence
 from normwise.targets.target import InputsFrom, Target, Weights
@@ -23,7 +24,7 @@ __all__ = ["EVIDENCE", "KINDS", "InputsFrom", "Target", "Weights", "load", "targ
 
 
 def load(
-    text_or_object: str | nn.Module | Target,
+    text_or_object: str | nn.Module | ExportedProgram | Target,
     *,
     inputs: str | None = None,
     dtype: torch.dtype | str | None = None,
@@ -32,7 +33,7 @@ def load(
     """Load a TARGET.
 
     Args:
-        text_or_object: any TARGET string, a module or a Target.
+        text_or_object: any TARGET string, a module, an exported program or a Target.
         inputs: a shape such as ``2x12:long``, in the grammar of ``normwise.targets.inputs``.
         dtype: what the model is cast to; a copy is cast, the object given stays as it is.
         device: where the copy goes.
@@ -50,11 +51,11 @@ def load(
     return _settled(found, inputs, device)
 
 
-def target(model_or_text: str | nn.Module | Target, inputs: Any = None, **evidence: Any) -> Target:
+def target(model_or_text: str | nn.Module | ExportedProgram | Target, inputs: Any = None, **evidence: Any) -> Target:
     """Make the target of a check from a model and whatever else is known.
 
     Args:
-        model_or_text: a module, a Target or any TARGET string.
+        model_or_text: a module, an exported program, a Target or any TARGET string.
         inputs: a tuple of positional arguments, a dict of keyword arguments, one tensor, or a shape
             such as ``2x12:long``.
         evidence: further fields of ``Target``; the names are in ``EVIDENCE``.
@@ -72,11 +73,13 @@ def target(model_or_text: str | nn.Module | Target, inputs: Any = None, **eviden
     return _settled(found, spec, None)
 
 
-def _found(given: str | nn.Module | Target, spec: str | None) -> Target:
+def _found(given: str | nn.Module | ExportedProgram | Target, spec: str | None) -> Target:
     if isinstance(given, Target):
         return given
     if isinstance(given, nn.Module):
         return Target(model=given, name=type(given).__name__)
+    if isinstance(given, ExportedProgram):
+        return exported_program.from_object(given)
     if not isinstance(given, str):
         raise TypeError(f"a target is a torch.nn.Module, a Target or a TARGET string, got a {type(given).__name__}")
     claiming = [kind for kind in KINDS.values() if kind.claims(given)]

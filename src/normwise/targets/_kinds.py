@@ -5,8 +5,10 @@ from __future__ import annotations
 from normwise import _parts
 from normwise.targets import checkpoint as checkpoint
 from normwise.targets import demo as demo
+from normwise.targets import exported_program as exported_program
 from normwise.targets import folder as folder
 from normwise.targets import hf as hf
+from normwise.targets import onnx_file as onnx_file
 from normwise.targets import packages as packages
 from normwise.targets import python_file as python_file
 from normwise.targets import python_module as python_module
