@@ -81,3 +81,23 @@ def test_a_folder_that_cannot_be_listed_can_be_written_to(tmp_path: Path, monkey
 )  # fmt: skip
 def test_the_longest_known_ending_counts(name: str, ending: str | None) -> None:
     assert suffix(Path("v1.sarif.d") / name, [".json", ".sarif.json", ".sarif"]) == ending
+
+
+def test_what_cannot_be_written_is_named_and_not_its_temporary_file(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "report.json"
+    with pytest.raises(FileNotFoundError) as caught:
+        replace(path, "new")
+    assert caught.value.filename == str(path)
+
+
+def test_a_write_that_the_system_breaks_off_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*report\.json"):
+        replace(path, "new")
+    assert [each.name for each in tmp_path.iterdir()] == ["report.json"]

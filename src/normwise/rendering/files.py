@@ -19,14 +19,20 @@ def replace(path: Path, content: str | bytes) -> None:
     """Put a file in place in one step: readers see the old one or the new one, never half of it.
 
     What killed processes left in the same folder is removed.
+
+    Raises:
+        OSError: it cannot be written, a full disk for example; its ``filename`` is the path.
     """
     _sweep(path.parent)
     temporary = path.with_name(f".normwise-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as failure:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(failure, OSError):  # of the system it names the temporary file, or none
+            raise OSError(failure.errno, failure.strerror, str(path)) from failure
         raise
 
 
