@@ -27,6 +27,9 @@ sanitize: $(READY)  ## run random calls of the C++ kernels under AddressSanitize
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitized:. \
 	  NORMWISE_ISA=$$isa $(BIN)/python tests/kernels/fuzz.py --seconds 60 || exit 1; done
 
+hostile: $(READY)  ## crafted files, mutations, payloads, kills and full disks at full size (an hour; as root also disks and namespaces)
+	$(BIN)/python -m pytest -m slow tests/hostile
+
 check: kernels  ## lint, format, types, layering, spelling, docs in sync, stable ABI: changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -82,4 +85,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kernels sanitize check fix bench bench-faults docs build zoo studies env
+.PHONY: help demo test kernels sanitize hostile check fix bench bench-faults docs build zoo studies env

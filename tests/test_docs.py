@@ -55,6 +55,7 @@ TWINS = [
             "layer-to-rms",
             "formats",
             "fault-benchmark",
+            "security",
         )
     ),
 ]

@@ -13,7 +13,21 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 OWN_LAYERS = ("models", "blocks", "layers", "kernels")
-VERBS = ("demo", "test", "kernels", "sanitize", "check", "fix", "bench", "bench-faults", "docs", "build", "zoo", "studies")
+VERBS = (
+    "demo",
+    "test",
+    "kernels",
+    "sanitize",
+    "hostile",
+    "check",
+    "fix",
+    "bench",
+    "bench-faults",
+    "docs",
+    "build",
+    "zoo",
+    "studies",
+)
 LARGEST = 1_000_000  # bytes; larger files make every clone slow for ever
 
 # A path of the machine something was written on, or the address of a package index.
