@@ -55,7 +55,7 @@ class Case:
         twin.model, twin.evidence, twin.kwargs = shared["model"], shared["evidence"], shared["kwargs"]
         return twin
 
-    def module(self, path: str) -> nn.Module:
+    def module(self, path: str) -> Any:
         """Return a module by its path."""
         return self.model.get_submodule(path)
 

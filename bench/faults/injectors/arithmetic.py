@@ -195,7 +195,7 @@ def _tiny_eps(case: Case) -> list[str]:
         raise Unfit("no nn.LayerNorm")
     sites = case.some(sites)
     for site in sites:
-        case.module(site.path).eps = 1e-12  # pyright: ignore[reportAttributeAccessIssue]
+        case.module(site.path).eps = 1e-12
     return [s.path for s in sites]
 
 
@@ -237,9 +237,9 @@ def _overflowing_writer(case: Case) -> list[str]:
     """A matrix before a norm so large that its product is beyond float16."""
     path = _writer(case)
     with torch.no_grad():
-        case.module(path).weight.fill_(60000.0)  # pyright: ignore
+        case.module(path).weight.fill_(60000.0)
         if case.module(path).bias is not None:
-            case.module(path).bias[3] = 60000.0  # pyright: ignore
+            case.module(path).bias[3] = 60000.0
         if all(t.isfinite().all() for t in tensors_in(case.call()) if t.is_floating_point()):
             raise Unfit("what the matrix reads is too small to overflow")
     return [path]
@@ -249,7 +249,7 @@ def _near_limit(case: Case) -> list[str]:
     """A bias of 40000 in a matrix that writes into the stream."""
     path = _writer(case, bias=True)
     with torch.no_grad():
-        case.module(path).bias[3] = 40000.0  # pyright: ignore
+        case.module(path).bias[3] = 40000.0
     return [path]
 
 

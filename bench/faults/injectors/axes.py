@@ -144,7 +144,7 @@ def _unlike_declared(case: Case) -> list[str]:
     paths = rewrite(case, case.some(sites), Declared, axes=(1, -1))
     for path in paths:
         norm = case.module(path)
-        norm.normalized_shape = (norm.gain.shape[0],)  # pyright: ignore
+        norm.normalized_shape = (norm.gain.shape[0],)
     return paths
 
 
@@ -153,8 +153,8 @@ def _batch_statistics(case: Case) -> list[str]:
     sites = case.some(case.batch_norms())
     for site in sites:
         norm = case.module(site.path)
-        norm.track_running_stats = False  # pyright: ignore
-        norm.running_mean = norm.running_var = None  # pyright: ignore
+        norm.track_running_stats = False
+        norm.running_mean = norm.running_var = None
     return [s.path for s in sites]
 
 

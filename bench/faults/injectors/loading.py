@@ -25,7 +25,7 @@ def _other_flag(case: Case) -> list[str]:
     case.evidence["loader"] = [(case.args[0], y), (case.args[0].flip(0), y.flip(0))]
     paths = []
     for path, module in case.model.named_modules():
-        if hasattr(module, "norm_first"):
+        if isinstance(module, nn.TransformerEncoderLayer):
             module.norm_first = not module.norm_first
             paths.append(path)
     return paths
@@ -62,7 +62,7 @@ def _other_kind(case: Case) -> list[str]:
     paths = rewrite(case, sites, Rewritten)
     for path in paths:
         norm = case.module(path)
-        norm.centred = not norm.centred  # pyright: ignore
+        norm.centred = not norm.centred
     return paths
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from bench.faults.case import Case, Fault, Observed, Unfit, mixin, swap
 from bench.faults.settings import RATE, optimizer_of
+from normwise.blocks.residual import Residual
 from normwise.facts.records import NormSite, Place
 
 __all__ = ["FAULTS", "last_sublayer"]
@@ -191,9 +193,9 @@ def _scaled_wrongly(case: Case) -> list[str]:
     if not found:
         raise Unfit("no attention that holds its scale")
     for _, module in found:
-        module.scaling = 1.0 if hasattr(module, "scaling") else None
-        if hasattr(module, "scale"):
-            module.scale = 1.0
+        for name in ("scaling", "scale"):
+            if hasattr(module, name):
+                setattr(module, name, 1.0)
     return [p for n, _ in found for p in (n, f"{n}.q_norm", f"{n}.k_norm")]
 
 
@@ -217,18 +219,11 @@ def _alpha_on_the_branch(case: Case) -> list[str]:
 
 def _factors(case: Case, change: Any) -> list[str]:
     """Change the wiring of every residual sublayer of normwise's own stack."""
-    import dataclasses
-
-    paths = []
-    for path, module in case.model.named_modules():
-        wiring = getattr(module, "wiring", None)
-        if wiring is not None and dataclasses.is_dataclass(wiring) and hasattr(wiring, "skip_scale"):
-            skip, branch = change(wiring.skip_scale, wiring.branch_scale)
-            module.wiring = dataclasses.replace(wiring, skip_scale=skip, branch_scale=branch)
-            paths.append(path)
-    if not paths:
-        raise Unfit("no sublayer with factors")
-    return paths
+    found = [(path, module) for path, module in case.model.named_modules() if isinstance(module, Residual)]
+    for _, module in found:
+        skip, branch = change(module.wiring.skip_scale, module.wiring.branch_scale)
+        module.wiring = dataclasses.replace(module.wiring, skip_scale=skip, branch_scale=branch)
+    return [path for path, _ in found]
 
 
 class _Constant:
@@ -267,7 +262,8 @@ def _idle(case: Case) -> list[str]:
 
 
 def _is_map(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "weight", None), Tensor) and module.weight.ndim == 2  # pyright: ignore
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 2
 
 
 def schedule(case: Case) -> Observed:

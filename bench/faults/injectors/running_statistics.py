@@ -162,7 +162,7 @@ def _half_buffers(case: Case) -> list[str]:
 def _stale(case: Case) -> list[str]:
     norms = [case.module(s.path) for s in case.batch_norms()]
     for norm in norms:
-        norm.reset_running_stats()  # pyright: ignore
+        norm.reset_running_stats()
     return _paths(case, norms)
 
 

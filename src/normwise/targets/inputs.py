@@ -147,7 +147,7 @@ def with_time(target: Target, n: int) -> Call | None:
 
 
 def lengths_of(target: Target) -> tuple[int, ...]:
-    """Return the lengths of the inputs' time axes: several where an encoder and a decoder read sequences of their own."""
+    """Return the lengths of the inputs' time axes: several where encoder and decoder read sequences of their own."""
     return tuple(sorted(_sizes(target, _time_axis)))
 
 

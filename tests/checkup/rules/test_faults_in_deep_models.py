@@ -1,4 +1,4 @@
-"""Faults that stand in several places or are small beside a stream: what the benchmark of faults showed to be missed."""
+"""Faults in several places, or small beside a stream: what the benchmark of faults showed to be missed."""
 
 from __future__ import annotations
 
