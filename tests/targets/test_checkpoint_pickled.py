@@ -262,6 +262,15 @@ def test_a_file_larger_than_the_free_memory_is_refused_at_once(saved: Path, monk
     assert "save_file" in error.reason
 
 
+def test_a_module_beside_the_file_is_not_imported(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "resource", "numpy"):
+        (saved.parent / f"{name}.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(saved.parent)
+    monkeypatch.setattr(sys, "path", ["", str(saved.parent), *sys.path])
+    assert len(read(saved).norms) == 2
+    assert not (saved.parent / "ran").exists()
+
+
 def test_no_process_and_no_file_is_left_behind(saved: Path) -> None:
     opened = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     read(saved)

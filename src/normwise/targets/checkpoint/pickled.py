@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Timer
 
+import torch
+
 from normwise.errors import CheckpointError
 from normwise.rendering import both, clean, shorten
 from normwise.targets.checkpoint import json_text
@@ -93,7 +95,7 @@ class Pickled:
         self._timer = Timer(self._seconds, self._end_late)
         self._timer.daemon = True
         self._timer.start()
-        order = {"path": sys.path, "file": self._file.fileno(), "memory": memory, "seconds": self._seconds}
+        order = {"path": _path(), "file": self._file.fileno(), "memory": memory, "seconds": self._seconds}
         self._tell(order)
 
     def _tell(self, order: object) -> None:
@@ -175,6 +177,12 @@ class Pickled:
             if len(data) != self.entries[name].end:
                 raise broken("size-mismatch", self._path, f"{name!r:.120} has {len(data):,} bytes")
         return found
+
+
+def _path() -> list[str]:
+    """Return where the process looks for torch: where it is here, and never the folder that the file may lie in."""
+    here = os.getcwd()
+    return [str(Path(torch.__file__).parents[1]), *(p for p in sys.path if p and os.path.abspath(p) != here)]
 
 
 def _entry(dtype: str, shape: tuple[int, ...]) -> Entry:
