@@ -21,6 +21,7 @@ from normwise.graph.observing import Observer
 from normwise.spec.definition import plain
 from normwise.targets import unwrap
 from normwise.targets.target import Target
+from normwise.targets.wrapping import fully_sharded
 
 __all__ = ["Recording", "eager", "trace"]
 
@@ -64,7 +65,10 @@ def trace(
     """
     _refuse_lazy(target)
     refused: TraceError | None = None
-    for attempt in (mode,) if mode else ("inference", "no_grad", "grad"):
+    # a sharded model would keep tensors of inference mode, and fail in every later run that is not in it
+    sharded = fully_sharded(target.model)
+    modes = ("no_grad", "grad") if sharded else ("inference", "no_grad", "grad")
+    for attempt in (mode,) if mode else modes:
         with as_found(target.model, evaluate=evaluate, inputs=(target.args, target.kwargs)):
             if prepare is not None:
                 prepare(target.model)
@@ -72,6 +76,9 @@ def trace(
                 return _run(target, attempt, partial, observer() if observer else None)
             except TraceError as error:
                 refused = error
+            finally:
+                for module in sharded:  # the root keeps its parameters gathered, which are put back sharded
+                    module.reshard()
         if attempt == "inference" and not _wants_gradients(refused):
             break
     assert refused is not None

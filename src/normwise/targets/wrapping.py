@@ -1,13 +1,15 @@
-"""Wrappers that run a model unchanged: torch.compile, DataParallel, DDP, FSDP.
+"""Wrappers that run a model unchanged: torch.compile, DataParallel, DDP, FSDP (``fully_shard`` wraps nothing).
 
 PEFT and other wrappers that change what is computed are part of the model and stay.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
-__all__ = ["unwrap"]
+__all__ = ["fully_sharded", "unwrap"]
 
 # Recognised by the child they register, so that torch._dynamo and FSDP need not be imported.
 _CHILD_OF_WRAPPER = {"OptimizedModule": "_orig_mod", "FullyShardedDataParallel": "_fsdp_wrapped_module"}
@@ -33,6 +35,15 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, str]:
     while (child := _wrapped_child(model)) is not None:
         model, prefix = model.get_submodule(child), f"{prefix}{child}."
     return model, prefix
+
+
+def fully_sharded(model: nn.Module) -> list[Any]:
+    """Return the modules to which ``fully_shard`` was applied; ``reshard()`` gives up what a run of theirs gathered."""
+    return [
+        module
+        for module in model.modules()
+        if any(base.__name__ == "FSDPModule" and base.__module__.startswith("torch.") for base in type(module).__mro__)
+    ]
 
 
 def _wrapped_child(model: nn.Module) -> str | None:
