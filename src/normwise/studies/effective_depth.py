@@ -30,7 +30,7 @@ Deep Pre-Norm layers with a sixth or more of the influence and of the cost; a th
 under which deep layers turn the stream and matter no more than in plain Pre-Norm.
 
 ## Cost
-18 CPU-minutes with 3 seeds; the quick set (Pre-Norm, Post-Norm and scaling, 150 steps, one seed) 2.
+11 CPU-minutes with 3 seeds; the quick set (Pre-Norm, Post-Norm and scaling, 150 steps, one seed) 1.
 
 ## What this cannot show
 Models of billions of tokens, in which Pre-Norm streams grow far beyond their start; the published curves are of those.
@@ -85,7 +85,7 @@ Pre-Norm 的深层占影响力与代价的六分之一以上；Post-Norm 有三�
 Pre-Norm。
 
 ## 开销
-3 个种子 18 CPU 分钟；快速集（Pre-Norm、Post-Norm 与缩放，150 步，一个种子）2 分钟。
+3 个种子 11 CPU 分钟；快速集（Pre-Norm、Post-Norm 与缩放，150 步，一个种子）1 分钟。
 
 ## 这里无法说明的
 训练数十亿词元的模型，其 Pre-Norm 的流远大于初始时；已发表的曲线属于那些模型。同时去掉多层，或其余层重新训练之后，一层

@@ -8,6 +8,7 @@ normalizing queries and keys widens the range of Pre-Norm.
 Wortsman et al. 2023, https://arxiv.org/abs/2309.14322: the measure, and QK norm. Xiong et al. 2020,
 https://arxiv.org/abs/2002.04745:
 Post-Norm. Kim et al. 2025, https://arxiv.org/abs/2502.02732: Peri-LN, the wiring of Sandwich.
+Wang et al. 2022, https://arxiv.org/abs/2203.00555: DeepNorm, made for stable training.
 
 ## Method
 Learning rate sensitivity is the mean, over rates spread evenly in the logarithm, of min(loss(rate), loss at the start)
@@ -22,7 +23,7 @@ A sensitivity of Post-Norm that is not above Pre-Norm's by more than the seeds s
 without QK norm.
 
 ## Cost
-About 15 CPU-minutes with 3 seeds, 3 with `--quick`.
+About 21 CPU-minutes with 3 seeds, 4 with `--quick`.
 
 ## What this cannot show
 How the range shrinks with the size of the model, which is Wortsman's point: his models have up to 10^10 parameters and
@@ -56,6 +57,7 @@ Pre-Norm、Sandwich（Peri-LN）和 DeepNorm 在很宽的学习率范围内都�
 Wortsman 等 2023，https://arxiv.org/abs/2309.14322：度量与 QK 归一化。Xiong 等 2020，
 https://arxiv.org/abs/2002.04745：Post-Norm。
 Kim 等 2025，https://arxiv.org/abs/2502.02732：Peri-LN，接线与 Sandwich 相同。
+Wang 等 2022，https://arxiv.org/abs/2203.00555：DeepNorm，为稳定训练而设计。
 
 ## 方法
 学习率敏感度：在对数上等距的学习率上，取 min(该学习率的损失, 初始损失) 减去各学习率中最小的损失，再求平均，单位 奈特；
@@ -67,7 +69,7 @@ Kim 等 2025，https://arxiv.org/abs/2502.02732：Peri-LN，接线与 Sandwich �
 Post-Norm 的敏感度没有超过 Pre-Norm（差别不大于种子之间的差别）；有无 QK 归一化 的 Pre-Norm 同理。
 
 ## 开销
-3 个种子约 15 CPU 分钟，`--quick` 约 3 分钟。
+3 个种子约 21 CPU 分钟，`--quick` 约 4 分钟。
 
 ## 这里无法说明的
 范围如何随模型变大而缩小，而这正是 Wortsman 的要点：他的模型大到 10^10 个参数、10^5 步，数值只以曲线给出。

@@ -28,7 +28,7 @@ Post-Norm that learns at 1e-3 without warm-up, or does not with it; another plac
 the cause, Post-Norm with small branches that still needs the warm-up.
 
 ## Cost
-About 40 CPU-minutes with 3 seeds, 4 with `--quick`.
+About 41 CPU-minutes with 3 seeds, 3 with `--quick`.
 
 ## What this cannot show
 400 steps say who starts to learn, not who is better in the end: "Post-Norm is better at convergence", BLEU scores and
@@ -79,7 +79,7 @@ Post-Norm 在 1e-3 不预热也能学，或预热了也学不了；别的放置�
 至于原因：分支很小的 Post-Norm 仍然需要预热。
 
 ## 开销
-3 个种子约 40 CPU 分钟，`--quick` 约 4 分钟。
+3 个种子约 41 CPU 分钟，`--quick` 约 3 分钟。
 
 ## 这里无法说明的
 400 步只说明谁开始学习，不说明最终谁更好：“Post-Norm 收敛后更好”、BLEU 分数和大模型的训练在两个核上无法重现。
