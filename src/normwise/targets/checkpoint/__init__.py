@@ -9,6 +9,7 @@ Whatever the bytes are, reading them ends in a ``Stored`` or in a ``CheckpointEr
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from normwise.errors import CheckpointError, TargetError
@@ -16,18 +17,18 @@ from normwise.targets.checkpoint.limits import CODES
 from normwise.targets.checkpoint.places import config_beside, is_checkpoint, open_source
 from normwise.targets.checkpoint.skeleton import skeleton
 from normwise.targets.checkpoint.stored import Stored, StoredNorm, stored
+from normwise.targets.python_file import PREFIXES
 from normwise.targets.target import InputsFrom, Target, Weights
 
 __all__ = ["CODES", "EXAMPLE", "Stored", "StoredNorm", "claims", "load", "read"]
 
 EXAMPLE = "FILE.safetensors"
-_PREFIXES = ("hf:", "pkg:", "demo:")
 
 
 def claims(text: str) -> bool:
     """Tell whether the text is the path of a file of weights, or of a folder with weights or a config.json."""
     try:
-        return bool(text) and not text.startswith(_PREFIXES) and is_checkpoint(Path(text).expanduser())
+        return bool(text) and not text.startswith(PREFIXES) and is_checkpoint(Path(text).expanduser())
     except (OSError, ValueError, RuntimeError):  # a text that can be no path
         return False
     except CheckpointError:  # a folder that cannot be listed: reading it says so
@@ -42,11 +43,13 @@ def load(text: str, *, inputs: str | None = None) -> Target:
         inputs: not taken: there is nothing to run.
 
     Raises:
-        TargetError: inputs were given.
+        TargetError: inputs were given, or there is no such file.
         CheckpointError: it is not read; the code says why.
     """
     if inputs is not None:
         raise TargetError(f"{text}: a checkpoint has no forward to take inputs; give FILE.py:callable that loads it")
+    if not os.path.lexists(Path(text).expanduser()):
+        raise TargetError(f"{text}: there is no such file")
     found = read(text)
     return Target(
         model=skeleton(found.norms),

@@ -27,7 +27,7 @@ def is_checkpoint(path: Path) -> bool:
     """Whether a path is that of a checkpoint: a file of a known name, or a folder with weights or a config.json."""
     if path.is_dir():
         return any(_weighty(name) or name == _CONFIG for name in _names(path))
-    return path.name.lower().endswith((SUFFIX, INDEX, _PICKLED_INDEX, *SUFFIXES)) and path.exists()
+    return path.name.lower().endswith((SUFFIX, INDEX, _PICKLED_INDEX, *SUFFIXES))
 
 
 def open_source(path: Path) -> Source:
