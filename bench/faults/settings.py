@@ -19,6 +19,7 @@ from normwise.graph.capture import tensors_in
 __all__ = ["SETTINGS", "evaluate", "healthy", "loss_of", "optimizer_of", "train_step"]
 
 RATE = 1e-3
+DEEP = 24  # sublayers, as in PLC005
 STEPS = 25  # of the training that makes weights look trained
 
 
@@ -195,6 +196,8 @@ def _frozen(case: Case) -> None:
 
 def _stepping(case: Case) -> None:
     """Training with a step of the optimizer, at a rate that bfloat16 can follow."""
+    if any(str(s.kind) == "post" and s.sublayers >= DEEP for s in case.placement.stacks):
+        raise Unfit("a deep post-norm stack wants the warm-up that this setting does without")
     _training(case)
     del case.evidence["scheduler"]
     for group in case.evidence["optimizer"].param_groups:

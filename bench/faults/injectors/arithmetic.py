@@ -277,6 +277,8 @@ def _casting(self: Any, x: Tensor) -> Tensor:
 
 def _float_gain(case: Case) -> list[str]:
     """No cast back of a half-precision stream, before matrices that cast what they read."""
+    if any(isinstance(m, nn.MultiheadAttention) for m in case.model.modules()):
+        raise Unfit("torch's own attention refuses float32")
     for module in case.model.modules():
         if isinstance(module, nn.Linear):
             mixin(module, forward=_casting)
