@@ -10,8 +10,9 @@ Everything loads when it is first used: ``import normwise`` alone does not load 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from normwise._parts import lazy
 
 if TYPE_CHECKING:
     from normwise import (
@@ -87,41 +88,32 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Basis": "normwise.checkup.finding",
-    "Finding": "normwise.checkup.finding",
-    "NormSpec": "normwise.spec",
-    "NormwiseError": "normwise.errors",
-    "NotChecked": "normwise.checkup.finding",
-    "Report": "normwise.checkup.report",
-    "Severity": "normwise.checkup.finding",
-    "Target": "normwise.targets.target",
-    "Wiring": "normwise.spec",
-    "accelerate": "normwise.conversions",
-    "check": "normwise.checkup",
-    "convert": "normwise.conversions",
-    "ignore": "normwise.checkup",
-    "load": "normwise.conversions.saving",
-    "map": "normwise.checkup",
-    "param_groups": "normwise.theory",
-    "study": "normwise.studies",
+    "Basis": "checkup.finding",
+    "Finding": "checkup.finding",
+    "NormSpec": "spec",
+    "NormwiseError": "errors",
+    "NotChecked": "checkup.finding",
+    "Report": "checkup.report",
+    "Severity": "checkup.finding",
+    "Target": "targets.target",
+    "Wiring": "spec",
+    "accelerate": "conversions",
+    "check": "checkup",
+    "convert": "conversions",
+    "ignore": "checkup",
+    "load": "conversions.saving",
+    "map": "checkup",
+    "param_groups": "theory",
+    "study": "studies",
 }
+# What has no home of its own is a package.
+_load, __dir__ = lazy(globals(), {name: _HOMES.get(name, "") for name in __all__})
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used (PEP 562)."""
-    if name not in __all__:
-        raise AttributeError(f"module 'normwise' has no attribute {name!r}")
     if name == "__version__":
         from importlib.metadata import version
 
-        value = version("normwise")
-    elif name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-    else:
-        value = import_module(f"normwise.{name}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+        return version("normwise")
+    return _load(name)

@@ -2,17 +2,19 @@
 
 A part is one module; one explicit import line in the package's ``__init__`` puts
 it in service. ``collect(globals(), needs=...)`` checks that every such module has
-a docstring (its documentation page) and the names its family needs.
+a docstring (its documentation page) and the names its family needs. ``lazy`` is for packages whose names load when
+they are first used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-__all__ = ["collect", "named", "page", "page_title"]
+__all__ = ["collect", "lazy", "named", "page", "page_title"]
 
 
 def collect(namespace: Mapping[str, Any], *, needs: Iterable[str]) -> dict[str, ModuleType]:
@@ -67,3 +69,26 @@ def page(part: ModuleType, lang: str = "en") -> str:
 def page_title(part: ModuleType, lang: str = "en") -> str:
     """Return the first line of a part's page."""
     return page(part, lang).splitlines()[0]
+
+
+def lazy(namespace: dict[str, Any], homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package whose public names load when they are first used (PEP 562).
+
+    Args:
+        namespace: ``globals()`` of the package.
+        homes: the module below the package that holds each name; "" where the name is the module.
+    """
+    package = namespace["__name__"]
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = homes[name]
+        value = getattr(import_module(f"{package}.{home}"), name) if home else import_module(f"{package}.{name}")
+        namespace[name] = value
+        return value
+
+    def listed() -> list[str]:
+        return sorted({*namespace, *homes})
+
+    return load, listed

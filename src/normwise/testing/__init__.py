@@ -10,8 +10,9 @@ Names load when they are first used: pytest imports ``plugin`` at every start, w
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from normwise._parts import lazy
 
 if TYPE_CHECKING:
     from normwise.testing.clean import assert_clean
@@ -27,15 +28,4 @@ _HOMES = {
     "assert_clean": "clean",
     "conformance": "suite",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'normwise.testing' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"normwise.testing.{_HOMES[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(globals(), _HOMES)

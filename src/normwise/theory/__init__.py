@@ -5,8 +5,9 @@ Parts load when they are first used: what examines models reads predictions with
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from normwise._parts import lazy
 
 if TYPE_CHECKING:
     from normwise.theory._moments import ASSUMPTIONS, Prediction
@@ -26,12 +27,4 @@ _HOMES = {
     "predict_traced": "traced",
     "warm_up": "schedules",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'normwise.theory' has no attribute {name!r}")
-    value = getattr(import_module(f"normwise.theory.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy(globals(), _HOMES)
