@@ -20,6 +20,7 @@ from bench.faults.injectors import FAULTS
 from bench.faults.liveness import difference, floor, observe
 from bench.faults.settings import healthy
 from normwise.checkup import Finding, Report, Severity
+from normwise.facts.records import Sublayer
 
 __all__ = ["HEALTHY", "REPLAY", "Trial", "alive", "injected", "key", "run", "trials"]
 
@@ -168,8 +169,12 @@ _OBSERVED: dict[tuple[Case, object], Observed] = {}
 def places(sound: Case, paths: Sequence[str]) -> set[str]:
     """Return the modules at fault, their direct owners, and the residual sublayers that they belong to."""
     owners = {p.rpartition(".")[0] for p in paths}
-    members = {m.path for s in sound.placement.stacks for m in s.members if set(m.norms) & set(paths)}
+    members = {m.path for s in sound.placement.stacks for m in s.members if _belongs(m, paths)}
     return ({*paths} | owners | members) - {""}
+
+
+def _belongs(member: Sublayer, paths: Sequence[str]) -> bool:
+    return bool(set(member.norms) & set(paths)) or any(p.startswith(f"{member.path}.") for p in paths)
 
 
 def right(finding: Finding, allowed: set[str]) -> bool:

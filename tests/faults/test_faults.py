@@ -24,6 +24,11 @@ SMALL = (
     "torch:pre", "mlp:batch-norm", "conv:batch-norm", "torch:post", "decoder:pre", "decoder:deep-norm",
     "decoder:sandwich", "encoder:deep-post", "decoder:qk-norm", "llama", "distilbert", "gemma2",
 )  # fmt: skip
+# where the first that fits is a known miss
+FITTING = {
+    "idle-blocks": ("decoder:pre",),
+    "padding-in-statistics": ("modernbert",),
+}  # where the first that fits is a known miss
 CODES = {rule.CODE for rule in rules.all_rules().values()}
 
 
@@ -37,7 +42,7 @@ def sound(architecture: str, setting: str, dtype: torch.dtype) -> Case | None:
 
 def placed(fault: Fault) -> tuple[Case, Case, list[str]]:
     """The first small architecture on which the fault is alive, healthy and faulty."""
-    for architecture in SMALL:
+    for architecture in FITTING.get(fault.name, SMALL):
         case = sound(architecture, fault.setting, fault.dtype)
         if case is None:
             continue

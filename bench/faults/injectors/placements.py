@@ -195,7 +195,7 @@ def _scaled_wrongly(case: Case) -> list[str]:
     for _, module in found:
         for name in ("scaling", "scale"):
             if hasattr(module, name):
-                setattr(module, name, 1.0)
+                setattr(module, name, 10 * getattr(module, name))
     return [p for n, _ in found for p in (n, f"{n}.q_norm", f"{n}.k_norm")]
 
 
@@ -310,7 +310,7 @@ FAULTS = (
     ),
     Fault(
         name="qk-norm-without-scale", codes=("PLC009",), inject=_scaled_wrongly, information=True,
-        what=("normalized queries and keys, and no 1/sqrt(d)", "查询与键已归一化，却没有 1/sqrt(d)"),
+        what=("normalized queries and keys, a scale ten times too large", "查询与键已归一化，缩放却大了十倍"),
     ),
     Fault(
         name="alpha-lost", codes=("PLC006",), inject=_alpha_lost,

@@ -190,6 +190,20 @@ def last_batch(case: Case) -> Observed:
     return {f"batch {i}": torch.tensor(float(len(b[0]))) for i, b in enumerate(case.evidence["loader"])}
 
 
+def _spike(case: Case) -> list[str]:
+    """One batch a hundred times larger than the others."""
+    data = case.evidence["loader"][0][0]
+    if not data.is_floating_point() or not case.norms:
+        raise Unfit("the inputs are token ids")
+    case.evidence["loader"] = [(data,), (100 * data,)]
+    return [case.norms[0].path]
+
+
+def sizes(case: Case) -> Observed:
+    """Return the root mean square of each batch."""
+    return {f"batch {i}": b[0].float().square().mean().sqrt() for i, b in enumerate(case.evidence["loader"])}
+
+
 def _unfinished(case: Case) -> list[str]:
     norms = _norms(case)
     for norm in norms:
@@ -333,6 +347,10 @@ FAULTS = (
         name="last-batch-of-one", codes=("BNS016",), inject=_singleton, setting="batches", observe=last_batch,
         effects=("BNS006", "BNS001", "BNS004"),
         what=("a loader whose last batch is one sample", "loader 的最后一批只有一个样本"),
+    ),
+    Fault(
+        name="spike-in-the-data", codes=("DYN003",), inject=_spike, setting="batches", information=True,
+        observe=sizes, effects=("BNS004",), what=("one batch a hundred times larger", "有一批数据大了一百倍"),
     ),
     Fault(
         name="three-batches-counted", codes=("BNS005",), inject=_unfinished, setting="loaded", information=True,
