@@ -28,7 +28,7 @@ SMALL = (
 FITTING = {
     "idle-blocks": ("decoder:pre",),
     "padding-in-statistics": ("modernbert",),
-}  # where the first that fits is a known miss
+}
 CODES = {rule.CODE for rule in rules.all_rules().values()}
 
 
