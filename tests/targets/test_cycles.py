@@ -43,3 +43,18 @@ def test_a_tree_deeper_than_the_stack_of_python_is_no_cycle() -> None:
     for _ in range(3000):
         model = nn.Sequential(model)
     refuse(model, "it")
+
+
+def test_modules_nested_deeper_than_calls_are_refused() -> None:
+    model: nn.Module = Inner()
+    for _ in range(3000):
+        model = nn.Sequential(model)
+    with pytest.raises(TargetError, match=r"Sequential: its modules are nested more than 800 levels deep"):
+        nw.check(model, torch.randn(2, 4))
+
+
+def test_modules_may_be_nested_as_deep_as_calls() -> None:
+    model: nn.Module = Inner()
+    for _ in range(700):
+        model = nn.Sequential(model)
+    refuse(model, "deep")
