@@ -16,20 +16,20 @@ from tests.hostile.writers import COMMANDS
 _SIZES = tuple(2**power * 1024 for power in range(6, 14))  # 64 KiB to 8 MiB
 
 
-def _judge(found: dict[str, Any], name: str) -> None:
+def _judge(found: dict[str, Any], place: Path, name: str) -> None:
     assert found["code"] == 2, found["err"]
     assert found["old"]
     assert found["others"] == []
     *_, last = found["err"].strip().splitlines()
     assert last.startswith("normwise: ")
-    assert name in last
+    assert str(place / name) in last or f"{place}:" in last  # a conversion asks for room in the folder before it begins
     assert "bug in normwise" not in last
 
 
 @pytest.mark.parametrize("most", [0, 1000])
 @pytest.mark.parametrize("name", ["report.html", "report.sarif", "baseline.json", "model.safetensors", "export.csv"])
 def test_a_file_that_may_not_grow_stays_as_it_was(name: str, most: int, warm: Warm, tmp_path: Path) -> None:
-    _judge(warm.do("writers:filled", name, str(tmp_path), most).value, name)
+    _judge(warm.do("writers:filled", name, str(tmp_path), most).value, tmp_path, name)
 
 
 @pytest.fixture
@@ -48,4 +48,4 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("disk", _SIZES, indirect=True, ids=lambda size: f"{size // 1024} KiB")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_full_disk_keeps_the_old_file(name: str, disk: Path, warm: Warm) -> None:
-    _judge(warm.do("writers:filled", name, str(disk), None).value, name)
+    _judge(warm.do("writers:filled", name, str(disk), None).value, disk, name)

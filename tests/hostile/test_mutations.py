@@ -12,6 +12,7 @@ from tests.hostile.warm import Warm
 _MANY, _FEW = 20_000, 300
 _DEAR = {"pickle": 100, "hf": 300}  # each starts a process of torch, or builds a model
 _SECONDS, _MEGABYTES = 2.0, 300.0
+_DEAREST = 10.0  # seconds: a changed digit makes a model a hundred times as wide
 
 
 def _judge(warm: Warm, format: str, count: int, seed: int, folder: Path) -> None:
@@ -22,7 +23,7 @@ def _judge(warm: Warm, format: str, count: int, seed: int, folder: Path) -> None
     assert found["wrongs"] == 0
     assert sum(found["said"].values()) == count
     assert len(found["said"]) > 1
-    assert found["slowest"] < _SECONDS
+    assert found["slowest"] < (_DEAREST if format in _DEAR else _SECONDS)
     assert format in _DEAR or answer.megabytes < _MEGABYTES
     print(f"{format}: {count:,}, {answer.seconds:.0f} s, {answer.megabytes:.0f} MB, {found}")
 

@@ -7,7 +7,6 @@ import os
 import random
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -98,7 +97,8 @@ def filled(name: str, folder: str, most: int | None) -> dict[str, Any]:
     """
     place = Path(folder)
     path = place / name
-    path.write_bytes(b"old")
+    old = _OLD_BASELINE if name.startswith("baseline") else b"old"
+    path.write_bytes(old)
     if most is None:
         _fill(place)
     else:
@@ -107,10 +107,11 @@ def filled(name: str, folder: str, most: int | None) -> dict[str, Any]:
     words = {"OUT": str(path), "LEDGER": ledger}
     answer = run([words.get(word, word) for word in COMMANDS[name]])
     files = {each.name: each.read_bytes() for each in place.iterdir() if each.name != _FILLER}
-    return {**answer, "out": "", "old": files.pop(name, b"") == b"old", "others": sorted(files)}
+    return {**answer, "out": "", "old": files.pop(name, b"") == old, "others": sorted(files)}
 
 
 _FILLER = "filler"
+_OLD_BASELINE = b'{"kind": "normwise-baseline", "schema": 1, "findings": []}'
 
 
 def _fill(place: Path) -> None:
@@ -118,4 +119,3 @@ def _fill(place: Path) -> None:
     with (place / _FILLER).open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
             filler.write(b"\0" * 1024)
-    print(f"{place} is full", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Refuses what torch's own ``eval()``, ``to()`` and ``state_dict()`` do not end on: they call themselves level by level.
+"""Refuses what torch's own ``eval()``, ``to()`` and ``state_dict()`` do not end on: they call themselves by level.
 
 A module that contains itself is one such, modules nested deeper than Python's calls may be the other.
 """
@@ -43,8 +43,8 @@ def refuse(model: nn.Module, name: str) -> None:
                 way.append((child, child_path, child.named_children()))
                 if len(way) > deepest:
                     raise TargetError(
-                        f"{clean(name)}: its modules are nested more than {deepest} levels deep, and torch's eval() and "
-                        "state_dict() call themselves for each; raise sys.setrecursionlimit() before the check"
+                        f"{clean(name)}: its modules are nested more than {deepest} levels deep, and torch's eval() "
+                        "and state_dict() call themselves for each; raise sys.setrecursionlimit() before the check"
                     )
                 break
         else:
