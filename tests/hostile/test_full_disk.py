@@ -26,7 +26,7 @@ def _judge(found: dict[str, Any], place: Path, name: str) -> None:
     assert "bug in normwise" not in last
 
 
-@pytest.mark.parametrize("most", [0, 1000])
+@pytest.mark.parametrize("most", [0, 100])
 @pytest.mark.parametrize("name", ["report.html", "report.sarif", "baseline.json", "model.safetensors", "export.csv"])
 def test_a_file_that_may_not_grow_stays_as_it_was(name: str, most: int, warm: Warm, tmp_path: Path) -> None:
     _judge(warm.do("writers:filled", name, str(tmp_path), most).value, tmp_path, name)

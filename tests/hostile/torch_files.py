@@ -44,11 +44,11 @@ class _Pickler(pickle.Pickler):
         return obj.given or ("storage", torch.FloatStorage, obj.key, obj.location, obj.numel)
 
     def reducer_override(self, obj: Any) -> Any:
-        import torch
+        from torch import _utils
 
         if not isinstance(obj, Tensor):
             return NotImplemented
-        return torch._utils._rebuild_tensor_v2, (obj.storage, obj.offset, obj.shape, obj.stride, False, OrderedDict())
+        return _utils._rebuild_tensor_v2, (obj.storage, obj.offset, obj.shape, obj.stride, False, OrderedDict())
 
 
 def pickled(held: Any, protocol: int = 2) -> bytes:

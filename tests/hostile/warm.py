@@ -107,8 +107,8 @@ def _child(function: str, arguments: list[Any], limit: float, write: int) -> Non
         value = getattr(importlib.import_module(f"tests.hostile.{module}"), name)(*arguments)
         with open(write, "wb") as pipe:
             pipe.write(json.dumps([value, begun]).encode())
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         os._exit(70)
     os._exit(0)
 

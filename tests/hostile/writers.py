@@ -58,7 +58,7 @@ def killed(name: str, folder: str, times: int, seed: int) -> dict[str, Any]:
         write(path, word)
         lasts = time.perf_counter() - began
         whole.add(path.read_bytes())
-    found = {"whole": 0, "torn": 0, "left": 0}
+    found: dict[str, Any] = {"whole": 0, "torn": 0, "left": 0}
     for _ in range(times):
         child = _rewriting(write, path)
         time.sleep(chance.uniform(0, 3 * lasts))
