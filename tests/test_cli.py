@@ -31,6 +31,7 @@ class Judged:
     inputs: str
     target: str = "it"
     call: str = ""
+    checkpoint_only: bool = False
 
     def worst(self) -> Severity | None:
         return self.severity

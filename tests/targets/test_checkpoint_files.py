@@ -194,7 +194,8 @@ def test_an_archive_of_more_than_4_gb_is_understood(tmp_path: Path, monkeypatch:
 
 def test_a_checkpoint_is_a_target_without_a_forward(sharded: Path) -> None:
     target = targets.load(str(sharded))
-    assert target.inputs_from is targets.InputsFrom.NO_FORWARD
+    assert target.inputs_from is targets.InputsFrom.NONE
+    assert target.stored is not None
     assert target.weights is targets.Weights.REAL
     with pytest.raises(RuntimeError, match="not the model that uses them"):
         target.model(torch.ones(2))

@@ -200,6 +200,7 @@ def _report(target: Target, rules: dict[str, Any], effort: str, *, judged: bool)
     return Report(
         target=target.name,
         inputs=str(target.inputs_from),
+        checkpoint_only=target.stored is not None,
         weights=str(target.weights),
         effort=effort,
         notes=(*target.notes, *_unread_claims(target), *notes, *unprofiled),

@@ -32,6 +32,7 @@ class Report:
 
     target: str
     inputs: str = "given"
+    checkpoint_only: bool = False  # the target is a checkpoint by itself: there is nothing to run
     weights: str = "given"
     effort: str = "normal"
     call: str = ""  # how the same check is called again: Python, or a command line

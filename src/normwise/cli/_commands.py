@@ -288,7 +288,7 @@ def _kernels() -> str:
 def _exit_code(report: Report, fail_on: str) -> int:
     worst = report.worst()
     failed = worst is not None and worst.reaches(fail_on)
-    if report.inputs == "none" and not failed:
+    if report.inputs == "none" and not report.checkpoint_only and not failed:
         hint = "give --inputs SHAPE (2x12:long, ids=2x12:long) or return (model, inputs)"
         click.echo(
             cleaned(f"normwise: {report.target}: the model was not run, no inputs could be inferred; {hint}"), err=True

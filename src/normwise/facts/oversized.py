@@ -78,7 +78,7 @@ def _far_above(gains: list[Gain]) -> Iterator[Oversized]:
 def driven(facts: Facts) -> Mapping[int, Driven]:
     """Return by op the attentions without a norm on queries and keys that an oversized gain alone saturates."""
     target = facts.target
-    if not target.weights.magnitudes_count or target.inputs_from in (InputsFrom.NONE, InputsFrom.NO_FORWARD):
+    if not target.weights.magnitudes_count or target.inputs_from is InputsFrom.NONE:
         return {}
     try:
         largest = sorted(facts.oversized, key=lambda o: -o.times)[:_TRIED]

@@ -31,7 +31,7 @@ def replace(path: Path, content: str | bytes) -> None:
     except BaseException as failure:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(failure, OSError):  # of the system it names the temporary file, or none
+        if isinstance(failure, OSError) and failure.errno is not None:  # the system names the temporary file, or none
             raise OSError(failure.errno, failure.strerror, str(path)) from failure
         raise
 

@@ -23,7 +23,6 @@ class InputsFrom(StrEnum):
     FROM_SHAPE = "from-shape"
     INFERRED = "inferred"
     NONE = "none"
-    NO_FORWARD = "no-forward"  # a checkpoint by itself: there is nothing to run
 
 
 class Weights(StrEnum):

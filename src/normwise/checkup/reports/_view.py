@@ -74,7 +74,6 @@ _INPUTS = {
     "from-shape": "made from the given shape",
     "inferred": "inferred from the model",
     "none": "none, the model was not run",
-    "no-forward": "none, a checkpoint does not run",
 }
 _WEIGHTS = {
     "given": "yours",
@@ -135,7 +134,9 @@ def unchanged(report: Report, say: Words) -> tuple[str, str] | None:
 
 def about(report: Report, say: Words) -> str:
     """Return what stood behind the check: inputs, weights, effort and the passes it took."""
-    inputs = say(_INPUTS[report.inputs]) if report.inputs in _INPUTS else clean(report.inputs)
+    of_checkpoint = "none, a checkpoint does not run"
+    known = {**_INPUTS, "none": of_checkpoint} if report.checkpoint_only else _INPUTS
+    inputs = say(known[report.inputs]) if report.inputs in known else clean(report.inputs)
     weights = say(_WEIGHTS[report.weights]) if report.weights in _WEIGHTS else clean(report.weights)
     effort = f"{say('effort')} {clean(report.effort)}"
     return f"{say('inputs')} {inputs} · {say('weights')} {weights} · {effort}: {passes(report, say)}"
@@ -175,13 +176,15 @@ def stack_words(stack: Stack, say: Words) -> list[str]:
 
 def nothing(report: Report) -> str:
     """Return the title of an empty map: nothing found is not the same as not looked."""
-    return "No normalization found" if report.inputs != "none" else "Norms not known"
+    return "No normalization found" if report.inputs != "none" or report.checkpoint_only else "Norms not known"
 
 
 def no_norms(report: Report, say: Words) -> str:
     """Return why the map is empty."""
-    said = {"none": "the model was not run", "no-forward": "no keys of the checkpoint look like those of a norm"}
-    sentences = [said.get(report.inputs, "the model ran, and nothing in it normalizes activations")]
+    if report.checkpoint_only:
+        return say("no keys of the checkpoint look like those of a norm")
+    ran = report.inputs != "none"
+    sentences = ["the model ran, and nothing in it normalizes activations" if ran else "the model was not run"]
     if report.breaks:
         sentences.append("but the dataflow was lost in places, see below")
     return ", ".join(map(say, sentences))
@@ -189,7 +192,7 @@ def no_norms(report: Report, say: Words) -> str:
 
 def no_stacks(report: Report) -> str:
     """Return why there is no stack to show."""
-    known = report.inputs != "no-forward"
+    known = not report.checkpoint_only
     return "no residual stream was found" if known else "where the norms sit is not in a checkpoint"
 
 

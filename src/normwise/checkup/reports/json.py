@@ -37,6 +37,7 @@ def _document(report: Report) -> dict[str, Any]:
         "schema": SCHEMA,
         "target": report.target,
         "inputs": report.inputs,
+        "checkpoint_only": report.checkpoint_only,
         "weights": report.weights,
         "effort": report.effort,
         "call": report.call,

@@ -54,7 +54,7 @@ def load(text: str, *, inputs: str | None = None) -> Target:
     return Target(
         model=skeleton(found.norms),
         name=text,
-        inputs_from=InputsFrom.NO_FORWARD,
+        inputs_from=InputsFrom.NONE,
         weights=Weights.REAL,
         notes=found.notes,
         config=found.config,
