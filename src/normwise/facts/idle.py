@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -21,7 +22,8 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 def left_out(facts: Facts) -> tuple[str, ...]:
     """Return the norms that no run calls although the module that holds them runs, with all else that it holds."""
     called = {c.path for c in facts.graph.calls}
-    candidates = [p for p in facts.not_executed if _alone(facts, p, called)]
+    holders = _Holders(facts, called)
+    candidates = [p for p in facts.not_executed if holders.only_norms_idle(holders.of(p))]
     if not candidates:
         return ()
     facts.spend()
@@ -31,27 +33,42 @@ def left_out(facts: Facts) -> tuple[str, ...]:
         why = str(error)
         raise NotKnown(both(f"train mode was not seen: {why}", f"没有看到训练模式：{why}")) from error
     live = called | {c.path for c in training.graph.calls}
-    read = {name for v in training.graph.values if v.uses for name in v.names}
-    read |= {name for v in facts.graph.values if v.uses for name in v.names}
-    return tuple(p for p in candidates if p not in live and not any(n.startswith(f"{p}.") for n in read))
+    read = _with_parents(n for graph in (training.graph, facts.graph) for v in graph.values if v.uses for n in v.names)
+    return tuple(p for p in candidates if p not in live and p not in read)
 
 
-def _alone(facts: Facts, path: str, called: set[str]) -> bool:
-    """Whether a norm's holder runs and holds nothing else that is idle."""
-    model = facts.target.model
-    holder = path.rpartition(".")[0]
-    while holder and holder not in called and isinstance(model.get_submodule(holder), _CONTAINERS):
-        holder = holder.rpartition(".")[0]
-    if holder not in called:
-        return False
-    idle = set(facts.not_executed)
-    others = (
-        f"{holder}.{name}" if holder else name
-        for name, child in model.get_submodule(holder).named_children()
-        if next(child.parameters(), None) is not None
-    )
-    return all(o in idle or _runs(o, called) for o in others)
+class _Holders:
+    """The modules that hold idle norms; each is looked at once, a model may have thousands of norms in one list."""
+
+    def __init__(self, facts: Facts, called: set[str]) -> None:
+        self._model, self._called, self._idle = facts.target.model, called, set(facts.not_executed)
+        self._running = _with_parents(called)
+        self._found: dict[str | None, bool] = {None: False}
+
+    def of(self, path: str) -> str | None:
+        """Return the first module above a norm that runs, past lists and the like; None where none does."""
+        holder = path.rpartition(".")[0]
+        while holder and holder not in self._called and isinstance(self._model.get_submodule(holder), _CONTAINERS):
+            holder = holder.rpartition(".")[0]
+        return holder if holder in self._called else None
+
+    def only_norms_idle(self, holder: str | None) -> bool:
+        """Whether it holds nothing else that is idle."""
+        if holder not in self._found:
+            others = (
+                f"{holder}.{name}" if holder else name
+                for name, child in self._model.get_submodule(holder or "").named_children()
+                if next(child.parameters(), None) is not None
+            )
+            self._found[holder] = all(o in self._idle or o in self._running for o in others)
+        return self._found[holder]
 
 
-def _runs(path: str, called: set[str]) -> bool:
-    return path in called or any(c.startswith(f"{path}.") for c in called)
+def _with_parents(paths: Iterable[str]) -> set[str]:
+    """Return paths and everything they lie in."""
+    found: set[str] = set()
+    for path in paths:
+        while path and path not in found:
+            found.add(path)
+            path = path.rpartition(".")[0]
+    return found
