@@ -23,6 +23,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
                             r"not supported: node 0 \(Mystery\), operator set 23"),
     "an operator of another domain": (
         lambda: graph([helper.make_node("Add", ["x", "x"], ["y"], domain="my.own")], (2, 8)), "of the domain my.own"),
+    "an operator without its inputs": (lambda: graph([helper.make_node("Add", [], ["y"])], (2, 8)),
+                                       r"node 0 \(Add\)"),
     "a loop": (lambda: graph([helper.make_node(
         "If", ["x"], ["y"], then_branch=graph([], (1,)).graph, else_branch=graph([], (1,)).graph)], (2, 8)), r"\(If\)"),
     "a later operator set": (lambda: graph([helper.make_node("Relu", ["x"], ["y"])], (2, 8), opset=99),

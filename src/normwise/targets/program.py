@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from normwise.errors import TargetError
+from normwise.rendering import clean
 
 __all__ = ["MOST_ELEMENTS", "Name", "Program", "Step", "parents", "safe_path"]
 
@@ -51,11 +52,14 @@ class Step:
         """Return the outputs, given the values by name."""
         args = _filled(self.args, value)
         kwargs = {key: _filled(item, value) for key, item in self.kwargs.items()}
+        function = self.function
         if sketch and self.sketch is not None:
             kwargs.pop("device", None)
-            found = self.sketch(*args, **kwargs)
-        else:
-            found = self.function(*args, **kwargs)
+            function = self.sketch
+        try:
+            found = function(*args, **kwargs)
+        except TypeError as error:  # arguments of another number or kind: no input of the model would help
+            raise TargetError(f"{self.label} does not take what the file gives it: {clean(error)[:200]}") from error
         made = tuple(found) if isinstance(found, tuple | list) else (found,)
         if len(made) < len(self.outputs):
             raise TargetError(f"not supported: {self.label} with {len(self.outputs)} outputs")
