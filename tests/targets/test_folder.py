@@ -85,7 +85,10 @@ def test_a_large_configuration_alone_is_built_without_storage(tmp_path: Path) ->
         (lambda path: None, "no config.json"),
         (lambda path: (path / "config.json").write_text("{"), "no valid JSON"),
         (lambda path: (path / "config.json").write_text('{"model_type": ["llama"]}'), "model_type .* is no name"),
-        (lambda path: (path / "config.json").write_text('{"a": [{"n_layers": 1000000000}]}'), "n_layers is 1,000,000,000"),
+        (
+            lambda path: (path / "config.json").write_text('{"a": [{"n_layers": 1000000000}]}'),
+            "n_layers is 1,000,000,000",
+        ),
         (lambda path: (path / "config.json").write_text('{"depths": [1, 20000]}'), "the limit is 10,000"),
         (lambda path: (path / "config.json").write_text('{"model_type": "no-such"}'), "cannot be loaded"),
     ],

@@ -74,7 +74,9 @@ def test_the_fixture_fails_a_test_and_writes_the_reports(folder: Path) -> None:
     assert re.search(r"E +why: normwise explain PAR001\n", said)
     files = sorted(path.name for path in (folder / "out" / "reports").iterdir())
     assert len(files) == 2 * (3 * 2 + 1)
-    assert all(re.fullmatch(r"test_model\.py-test_[A-Za-z0-9_.-]+-[0-9a-f]{8}(-2)?\.(html|json)", name) for name in files)
+    assert all(
+        re.fullmatch(r"test_model\.py-test_[A-Za-z0-9_.-]+-[0-9a-f]{8}(-2)?\.(html|json)", name) for name in files
+    )
     assert max(map(len, files)) <= 120
     (failed,) = (folder / "out" / "reports").glob("test_model.py-test_fails-*.json")
     assert [each["code"] for each in json.loads(failed.read_text())["findings"]] == ["PAR001"]
