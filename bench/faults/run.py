@@ -82,7 +82,7 @@ def _pending(options: argparse.Namespace) -> list[Trial]:
 def _sweep(pending: list[Trial], jobs: int) -> None:
     with RESULTS.open("a", encoding="utf-8") as out:
         for record in work(pending, run, _failure, jobs=jobs, share=PER_WORKER, seconds=SECONDS, memory=BYTES):
-            out.write(json.dumps(record) + "\n")
+            out.write(json.dumps(record, separators=(",", ":")) + "\n")
             out.flush()
             if record["status"] != "unfit":
                 print(f"{key(record):90} {_said(record)}", flush=True)

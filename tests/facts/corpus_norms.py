@@ -210,6 +210,13 @@ def layer_unbiased_inside(n: Hand, x: Tensor) -> Tensor:
     return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + n.eps) * n.weight + n.bias
 
 
+@norm(**{**LAYER, **HAND, "biased": False})
+def layer_unbiased_by_hand(n: Hand, x: Tensor) -> Tensor:
+    """The squares are summed and divided by n - 1."""
+    h = x - x.mean(-1, keepdim=True)
+    return h * torch.rsqrt(h.pow(2).sum(-1, keepdim=True) / (x.shape[-1] - 1) + n.eps) * n.weight + n.bias
+
+
 @norm(**LAYER, **HAND)
 def layer_two_pass(n: Hand, x: Tensor) -> Tensor:
     """Center first, then square."""

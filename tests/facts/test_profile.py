@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import normwise as nw
 from normwise.checkup.rules import idle_depth
+from normwise.checkup.rules._examples import PreNormBlock
 from normwise.facts import Facts
 from normwise.facts import profile as profiles
 from normwise.facts.profile import SEED
@@ -410,6 +411,22 @@ def test_idle_blocks_are_named_with_how_little_they_turn_the_stream() -> None:
     evidence = found.evidence
     assert 0 < evidence["block_influence_at_most"] < 1e-6
     assert evidence["block_influence_of_the_median_block"] > 1e-3
+
+
+class FlatPreNormBlock(PreNormBlock):
+    """As in OPT: rows are added in two dimensions and viewed in three."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        return (rows + self.mlp(self.norm(rows))).view(x.shape)
+
+
+def test_idle_blocks_are_named_where_rows_are_added_in_two_dimensions() -> None:
+    target = idle_depth.bad()
+    for block in list(target.model.children())[3:5]:
+        block.__class__ = FlatPreNormBlock
+    (found,) = idle_depth.check(Facts(target))
+    assert found.evidence["idle_blocks"] == 2
 
 
 class Learned(nn.Module):

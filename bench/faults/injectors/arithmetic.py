@@ -35,7 +35,7 @@ def probed(*inputs: str) -> Any:
                 row = x[name].reshape(-1, *([1] * (len(site.shape) - 2)), site.shape[-1]).requires_grad_()
                 try:
                     output = norm(row)
-                except RuntimeError:  # it permutes its input: channels stand elsewhere
+                except (RuntimeError, TypeError):  # its channels stand elsewhere, or its caller says more than x
                     continue
                 seen[f"{site.path} {name}"] = output.detach()
                 (gradient,) = torch.autograd.grad(output.float().sum(), row)

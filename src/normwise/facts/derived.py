@@ -267,7 +267,7 @@ def _prove_unmasked(
     for variant in _variants(spec, candidate):
         fitted = _fit(variant, runs)
         if fitted is not None:
-            return Evidence.VERIFIED, fitted, None
+            return Evidence.VERIFIED, _unbiased(fitted, candidate.statistic.count), None
     if not _ignores_scale(candidate, runs[0], replayer):
         return Evidence.DERIVED, None, None  # x / (1 + |x|), a squash: bounded, but no norm
     where = str(candidate.op.source) if candidate.op.source else candidate.op.name
@@ -369,6 +369,16 @@ def _fit(spec: NormSpec, runs: list[tuple[torch.Tensor, torch.Tensor, torch.Tens
         factor,
     )
     return replace(spec, factor=near if near is not None else 1.0)
+
+
+def _unbiased(spec: NormSpec, count: int) -> NormSpec:
+    """Call a sum of squares divided by n - 1 the unbiased variance: fitted as the other, its factor says n - 1."""
+    share = (count - 1) / max(count, 1)
+    fits = spec.statistic is Statistic.VARIANCE and spec.biased and spec.factor != 1.0 and not spec.eps_clamp
+    if not fits or count < 2 or abs(spec.factor**2 - share) > AGREES:
+        return spec
+    eps = spec.eps and spec.eps / (share if spec.eps_inside else math.sqrt(share))
+    return replace(spec, biased=False, factor=1.0, eps=eps)
 
 
 def _resolve_l2(spec: NormSpec, count: int, *, own: float) -> NormSpec:

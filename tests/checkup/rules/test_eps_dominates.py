@@ -34,6 +34,14 @@ def test_a_trained_norm_that_divides_by_eps_is_a_warning_with_a_repair() -> None
     assert found.counterfactual["after"] > 2 * found.counterfactual["before"]
 
 
+def test_an_eps_of_100_beside_a_shift_is_a_warning() -> None:
+    norm = nn.LayerNorm(8, eps=100.0)
+    with torch.no_grad():
+        norm.bias.copy_(torch.linspace(-1, 1, 8))
+    (found,) = findings("NUM005", trained(norm), ROWS * 1e-2)
+    assert str(found.severity) == "warning"
+
+
 def test_a_fresh_norm_is_only_worth_knowing() -> None:
     (found,) = findings("NUM005", nn.Sequential(nn.LayerNorm(8, eps=1e-2), nn.Linear(8, 2)), ROWS * 1e-3)
     assert str(found.severity) == "info"

@@ -100,9 +100,10 @@ def _idle(facts: Facts, index: int) -> list[int]:
 def _ablated(facts: Facts, index: int, idle: list[int]) -> Finding | None:
     adds = facts.placed.streams[index].adds
     first = next(a for a in adds if facts.placed.layers[a.index] == idle[0])
-    before = facts.runs.base.of(first.skip.values[0])
-    if before.shape != facts.runs.base.of(adds[-1].out).shape:
+    before, end = facts.runs.base.of(first.skip.values[0]), facts.runs.base.of(adds[-1].out)
+    if before.numel() != end.numel() or before.shape[-1] != end.shape[-1]:
         return None
+    before = before.reshape(end.shape)  # OPT adds on [B * T, H]; rows in another order would move the outputs
 
     def without(kept: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return before
