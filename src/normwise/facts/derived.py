@@ -374,8 +374,8 @@ def _fit(spec: NormSpec, runs: list[tuple[torch.Tensor, torch.Tensor, torch.Tens
 def _unbiased(spec: NormSpec, count: int) -> NormSpec:
     """Call a sum of squares divided by n - 1 the unbiased variance: fitted as the other, its factor says n - 1."""
     share = (count - 1) / max(count, 1)
-    fits = spec.statistic is Statistic.VARIANCE and spec.biased and spec.factor != 1.0 and not spec.eps_clamp
-    if not fits or count < 2 or abs(spec.factor**2 - share) > AGREES:
+    plain = spec.statistic is not Statistic.VARIANCE or not spec.biased or spec.factor == 1.0 or spec.eps_clamp
+    if plain or share == 0 or abs(spec.factor**2 - share) > AGREES:
         return spec
     eps = spec.eps and spec.eps / (share if spec.eps_inside else math.sqrt(share))
     return replace(spec, biased=False, factor=1.0, eps=eps)
