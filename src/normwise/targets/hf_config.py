@@ -9,7 +9,6 @@ head sizes) is derived anew. Booleans and strings, which decide structure, are n
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from typing import Any
 
 from normwise.targets.hf_plan import Plan, parts, read, sub_configs
@@ -110,9 +109,11 @@ def departures(model_type: str) -> tuple[str, ...]:
 
 def _substitute(config: Any) -> Any:
     """Return a ResNet in the place of a backbone that only timm can build."""
-    if config.model_type != "timm_backbone" or importlib.util.find_spec("timm"):
-        return config
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.utils import is_timm_available  # to transformers it is of no use without PIL and torchvision
+
+    if config.model_type != "timm_backbone" or is_timm_available():
+        return config
 
     wanted = list(config.out_indices or [-1])
     backbone: Any = CONFIG_MAPPING["resnet"]
