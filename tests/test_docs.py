@@ -466,7 +466,13 @@ def settings_of_torch() -> Iterator[None]:
 # the Chinese pages have the same code, see TestTwins
 @pytest.mark.usefixtures("settings_of_torch")
 @pytest.mark.parametrize(
-    ("name", "kind", "code"), [script for script in SCRIPTS if ".zh-CN" not in script[0]], ids=lambda x: x[:20]
+    ("name", "kind", "code"),
+    [
+        pytest.param(*script, marks=pytest.mark.slow if "nw.study(" in script[2] else ())  # a minute of training
+        for script in SCRIPTS
+        if ".zh-CN" not in script[0]
+    ],
+    ids=lambda x: x[:20],
 )
 def test_the_python_of_a_page_runs(
     name: str, kind: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

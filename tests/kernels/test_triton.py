@@ -199,10 +199,8 @@ def test_the_part_serves_specs_with_gradients(
     interpreted(operator_cases.check_through_autograd, spec, dtype, weight)
 
 
-# the interpreter takes half a minute a layer: one of them always, the others with the slow tests
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "RMSNorm" else pytest.mark.slow) for name in operator_cases.LAYERS]
-)
+@pytest.mark.slow  # the interpreter takes half a minute a layer
+@pytest.mark.parametrize("name", operator_cases.LAYERS)
 def test_passes_the_conformance_suite(interpreted: Run, name: str) -> None:
     assert interpreted(operator_cases.failed_checks, name) == []
 

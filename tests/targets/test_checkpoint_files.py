@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 import zipfile
 from pathlib import Path
@@ -18,6 +15,7 @@ from torch import nn
 import normwise as nw
 from normwise import targets
 from normwise.checkup.reports import render
+from normwise.cli import main
 from normwise.errors import CheckpointError, TargetError
 from normwise.rendering import in_language
 from normwise.targets.checkpoint import CODES, read
@@ -238,24 +236,21 @@ def test_an_empty_checkpoint_has_no_norms(tmp_path: Path) -> None:
     )
 
 
-def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"COLUMNS": "100"}
-    command = [sys.executable, "-m", "normwise", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-
-
-def test_the_exit_codes_of_the_command_line(sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    sound = _command("check", str(sharded))
-    assert (sound.returncode, sound.stderr) == (0, "")
+def test_the_exit_codes_of_the_command_line(
+    sharded: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(sharded)]) == 0
+    assert capsys.readouterr().err == ""
     other = tmp_path_factory.mktemp("other")
     save_file({"norm.weight": torch.tensor([1.0, float("nan")])}, other / "model.safetensors")
-    assert _command("check", str(other / "model.safetensors")).returncode == 1
+    assert main(["check", str(other / "model.safetensors")]) == 1
+    capsys.readouterr()
     (other / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0[1,2]")
-    broken = _command("check", str(other / "model.safetensors"))
-    assert broken.returncode == 2
-    assert broken.stderr == f"normwise: {other / 'model.safetensors'}: the header does not begin with {{\n"
-    mapped = _command("map", str(sharded))
-    assert (mapped.returncode, mapped.stderr) == (0, "")
+    assert main(["check", str(other / "model.safetensors")]) == 2
+    said = capsys.readouterr().err
+    assert said == f"normwise: {other / 'model.safetensors'}: the header does not begin with {{\n"
+    assert main(["map", str(sharded)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 # -- size ------------------------------------------------------------------------------------------

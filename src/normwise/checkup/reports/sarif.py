@@ -93,7 +93,8 @@ def _codes(report: Report) -> list[str]:
 def _driver(report: Report) -> dict[str, Any]:
     about = metadata("normwise")
     known = {"name": "normwise", "version": report.versions.get("normwise", about["Version"])}
-    return known | ({"informationUri": about["Home-page"]} if about["Home-page"] else {})
+    home = about.get("Home-page")  # [] raises where the backport importlib_metadata has been imported
+    return known | ({"informationUri": home} if home else {})
 
 
 def _rule(code: str, report: Report) -> dict[str, Any]:
