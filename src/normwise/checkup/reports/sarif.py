@@ -93,7 +93,8 @@ def _codes(report: Report) -> list[str]:
 def _driver(report: Report) -> dict[str, Any]:
     about = metadata("normwise")
     known = {"name": "normwise", "version": report.versions.get("normwise", about["Version"])}
-    home = about.get("Home-page")  # [] raises where the backport importlib_metadata has been imported
+    # [] raises for what is missing where the backport importlib_metadata has been imported
+    home = about["Home-page"] if "Home-page" in about else None
     return known | ({"informationUri": home} if home else {})
 
 
