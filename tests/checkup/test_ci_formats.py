@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from email.message import Message
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -375,18 +374,3 @@ def test_columns_without_a_cell_are_left_out() -> None:
 
 def test_a_map_without_norms_says_why() -> None:
     assert "## No normalization found\n\nthe model ran, and nothing" in empty().to_markdown()
-
-
-def test_sarif_is_written_where_a_library_has_brought_the_backport_of_importlib(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Strict(Message):
-        def __getitem__(self, name: str) -> Any:
-            if name not in self:
-                raise KeyError(name)
-            return super().__getitem__(name)
-
-    about = Strict()
-    about["Version"] = "1.0"
-    monkeypatch.setattr("normwise.checkup.reports.sarif.metadata", lambda name: about)
-    assert json.loads(encoder().to_sarif())["version"] == "2.1.0"

@@ -110,10 +110,9 @@ def departures(model_type: str) -> tuple[str, ...]:
 def _substitute(config: Any) -> Any:
     """Return a ResNet in the place of a backbone that only timm can build."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.utils.import_utils import (
-        is_timm_available,
-    )  # to transformers it is of no use without PIL and torchvision
+    from transformers.utils.import_utils import is_timm_available
 
+    # To transformers timm is of no use without PIL and torchvision.
     if config.model_type != "timm_backbone" or is_timm_available():
         return config
 

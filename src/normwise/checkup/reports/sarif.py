@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from importlib.metadata import metadata
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -91,11 +91,7 @@ def _codes(report: Report) -> list[str]:
 
 
 def _driver(report: Report) -> dict[str, Any]:
-    about = metadata("normwise")
-    known = {"name": "normwise", "version": report.versions.get("normwise", about["Version"])}
-    # [] raises for what is missing where the backport importlib_metadata has been imported
-    home = about["Home-page"] if "Home-page" in about else None
-    return known | ({"informationUri": home} if home else {})
+    return {"name": "normwise", "version": report.versions.get("normwise") or version("normwise")}
 
 
 def _rule(code: str, report: Report) -> dict[str, Any]:
