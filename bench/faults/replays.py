@@ -14,16 +14,17 @@ from bench.faults.case import Case
 from normwise.checkup import Report, Severity
 from normwise.facts.records import Placement
 
-__all__ = ["NAMES", "run"]
+__all__ = ["CASES", "CAUSES", "NAMES", "checked", "run"]
 
-FOLDER = Path(__file__).parents[2] / "tests" / "data"
-CAUSES: dict[str, str] = json.loads((FOLDER / "case_causes.json").read_text(encoding="utf-8"))
+CASES = Path(__file__).parents[2] / "tests" / "data" / "cases"
+# number of the case -> codes whose page names its true cause
+CAUSES: dict[str, str] = json.loads((CASES.parent / "case_causes.json").read_text(encoding="utf-8"))
 NAMES = tuple(f"case:{number}" for number in CAUSES)
 
 
 @cache
 def _case(number: str) -> ModuleType:
-    (file,) = (FOLDER / "cases").glob(f"{number}_*.py")
+    (file,) = CASES.glob(f"{number}_*.py")
     spec = importlib.util.spec_from_file_location(f"case_{number}", file)
     assert spec is not None
     assert spec.loader is not None
@@ -32,7 +33,8 @@ def _case(number: str) -> ModuleType:
     return module
 
 
-def _checked(number: str, side: str) -> Report:
+def checked(number: str, side: str) -> Report:
+    """Return the report on one side of a case, "faulty" or "healthy"."""
     import normwise as nw
 
     evidence = dict(getattr(_case(number), side)())
@@ -43,7 +45,7 @@ def run(name: str) -> dict[str, Any]:
     """Return the record of a replay: its code, whether the cause comes first, and what the healthy twin is told."""
     number = name.removeprefix("case:")
     codes = CAUSES[number].split()
-    faulty, healthy = _checked(number, "faulty"), _checked(number, "healthy")
+    faulty, healthy = checked(number, "faulty"), checked(number, "healthy")
     loud = [f for f in healthy.findings if f.severity is not Severity.INFO]
     return {
         "status": "replayed",

@@ -5,38 +5,12 @@ Each file of tests/data/cases states its source, symptom and cause.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from functools import cache
-from pathlib import Path
-from types import ModuleType
-
 import pytest
+from bench.faults.replays import CASES, CAUSES, checked
 
-import normwise as nw
-from normwise.checkup import Report, Severity
+from normwise.checkup import Severity
 
-CASES = Path(__file__).parents[1] / "data" / "cases"
-
-# number of the case -> codes whose page names its true cause
-CAUSES: dict[str, str] = json.loads((CASES.parent / "case_causes.json").read_text(encoding="utf-8"))
 each_case = pytest.mark.parametrize("number", CAUSES)
-
-
-@cache
-def case(number: str) -> ModuleType:
-    (file,) = CASES.glob(f"{number}_*.py")
-    spec = importlib.util.spec_from_file_location(f"case_{number}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def checked(number: str, side: str) -> Report:
-    evidence = dict(getattr(case(number), side)())
-    return nw.check(evidence.pop("model"), evidence.pop("inputs"), **evidence)
 
 
 def test_every_case_has_its_cause_named_here() -> None:

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export import save as save_program
 
 from normwise.errors import TargetError
-from normwise.targets.offline import offline
+from normwise.targets.programs_of_others import names_file, reading
 from normwise.targets.pt2_archive import Archive
 from normwise.targets.pt2_graph import read_program
 from normwise.targets.target import InputsFrom, Target, Weights
@@ -27,7 +27,7 @@ EXAMPLE = "FILE.pt2"
 
 def claims(text: str) -> bool:
     """Tell whether the text ends in ``.pt2``."""
-    return text.lower().endswith(".pt2") and not text.startswith(("hf:", "pkg:", "demo:", "timm:"))
+    return names_file(text, ".pt2")
 
 
 def load(text: str, *, inputs: str | None = None) -> Target:
@@ -55,24 +55,15 @@ def from_object(program: ExportedProgram) -> Target:
 
 
 def _read(file: io.BufferedIOBase, text: str, weights: Weights, *, examples: bool) -> Target:
-    with offline():
+    with reading(text, "program"):
         try:
             found = read_program(Archive(file))
             if not examples:
                 return Target(model=found.program, name=text, weights=weights)
             args, note = found.inputs()
-            found.program.rehearse(*args)
-        except TargetError as error:
-            raise TargetError(f"{text}: {error}") from error
         except zipfile.BadZipFile as error:
-            raise TargetError(
-                f"{text}: this is no exported program of torch; write it with torch.export.save"
-            ) from error
-        except (MemoryError, RecursionError) as error:
-            raise TargetError(f"{text}: the file asks for more memory than there is") from error
-        except Exception as error:  # whatever the contents of a file of others lead to is said in one line
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise TargetError(f"{text}: the program cannot be read: {why}") from error
+            raise TargetError("this is no exported program of torch; write it with torch.export.save") from error
+        found.program.rehearse(*args)
     return Target(
         model=found.program, name=text, args=args, weights=weights, notes=(note,),
         inputs_from=InputsFrom.GIVEN if found.given else InputsFrom.INFERRED,

@@ -10,7 +10,7 @@ import importlib.util
 from pathlib import Path
 
 from normwise.errors import TargetError
-from normwise.targets.offline import offline
+from normwise.targets.programs_of_others import names_file, reading
 from normwise.targets.target import InputsFrom, Target, Weights
 
 __all__ = ["EXAMPLE", "claims", "load"]
@@ -21,7 +21,7 @@ _LARGEST = 2**31  # bytes: no message of protobuf is larger
 
 def claims(text: str) -> bool:
     """Tell whether the text ends in ``.onnx``."""
-    return text.lower().endswith(".onnx") and not text.startswith(("hf:", "pkg:", "demo:", "timm:"))
+    return names_file(text, ".onnx")
 
 
 def load(text: str, *, inputs: str | None = None) -> Target:
@@ -43,15 +43,8 @@ def load(text: str, *, inputs: str | None = None) -> Target:
         raise TargetError(
             f"{text}: the file is larger than any ONNX model can be (2 GB); weights go into a file beside it"
         )
-    with offline():
-        try:
-            return _read(path, text, generate=inputs is None)
-        except TargetError as error:
-            raise TargetError(f"{text}: {error}") from error
-        except (MemoryError, RecursionError) as error:
-            raise TargetError(f"{text}: the file asks for more memory than there is") from error
-        except Exception as error:  # a file is made by others: whatever its contents lead to is said in one line
-            raise TargetError(f"{text}: the model cannot be read: {type(error).__name__}: {_line(error)}") from error
+    with reading(text, "model"):
+        return _read(path, text, generate=inputs is None)
 
 
 def _read(path: Path, text: str, *, generate: bool) -> Target:
@@ -66,7 +59,3 @@ def _read(path: Path, text: str, *, generate: bool) -> Target:
         model=source.program, name=text, args=args, inputs_from=InputsFrom.INFERRED,
         weights=Weights.RANDOM if source.drawn else Weights.REAL, notes=(note, *source.notes),
     )  # fmt: skip
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
