@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from normwise.errors import NotKnown
 from normwise.facts import Facts
+from normwise.facts.causality import Causality
+from normwise.facts.decoding import Decoding
 from normwise.facts.differences import Layout, changes, layouts, relative_change, still_layouts
 from normwise.targets import Target
 
@@ -243,6 +245,44 @@ def test_what_mixes_no_steps_but_for_its_norm_is_not_called_causal_unless_it_cla
     assert facts(pointwise(), ids(), claims=("causal",)).causality.leaks
 
 
+class EncoderDecoder(nn.Module):
+    """One block each; the decoder is causal and attends to all of the encoder."""
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.source, self.target = nn.Embedding(11, 8), nn.Embedding(11, 8)
+        self.encoder, self.decoder = encoder, decoder
+        self.mix, self.own = nn.Linear(8, 24), nn.Linear(8, 24)
+        self.ask, self.answer = nn.Linear(8, 8), nn.Linear(8, 16)
+        self.last, self.head = nn.LayerNorm(8), nn.Linear(8, 11)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        attention = functional.scaled_dot_product_attention
+        x, y = self.source(source), self.target(target)
+        x = x + attention(*self.mix(self.encoder(x)).chunk(3, -1))
+        y = y + attention(*self.own(self.decoder(y)).chunk(3, -1), is_causal=True)
+        return self.head(self.last(y + attention(self.ask(y), *self.answer(x).chunk(2, -1))))
+
+
+@pytest.mark.parametrize("lengths", [(7, 7), (9, 6)])
+def test_the_decoder_alone_must_not_see_later_steps(lengths: tuple[int, int]) -> None:
+    def probed(encoder: nn.Module, decoder: nn.Module) -> Causality:
+        return facts(EncoderDecoder(encoder, decoder), ids(3, lengths[0]), ids(3, lengths[1]).flip(1)).causality
+
+    for encoder in (Rms(-1), Rms(-2, -1)):
+        leaking = probed(encoder, Rms(-2, -1))
+        assert [s.row.path for s in leaking.sites] == ["decoder"]
+        assert leaking.leaks
+        assert leaking.steps == lengths[1]
+        assert not probed(encoder, Rms(-1)).leaks
+
+
+def test_steps_that_cannot_be_exchanged_are_not_called_causal() -> None:
+    with pytest.raises(NotKnown, match="no other values"):
+        _ = facts(Transformer(Rms(-2, -1), Rms(-2, -1)), torch.ones(3, 7, dtype=torch.long)).causality
+
+
 def test_norms_of_one_step_need_no_run() -> None:
     known = facts(Transformer(nn.LayerNorm(8), Rms(-1)), ids())
     assert not known.causality.leaks
@@ -354,6 +394,31 @@ def test_the_same_axes_in_both_ways_agree() -> None:
     seen = facts(Memory((-1,), (-1,)), ids()).decoding
     assert seen.change < 1e-5
     assert seen.sites == ()
+
+
+class Translator(Memory):
+    """The same behind an encoder that reads a sentence of its own, in one way at every step."""
+
+    def forward(
+        self, ids: Tensor, cache: Tensor | None = None, *, use_cache: bool = False, decoder_ids: Tensor | None = None
+    ) -> Any:
+        assert decoder_ids is not None
+        bias, out = self.embed(ids).mean(1, keepdim=True), super().forward(decoder_ids, cache, use_cache=use_cache)
+        if not use_cache:
+            return out + self.head(bias)
+        return {**out, "logits": out["logits"] + self.head(bias)}
+
+
+@pytest.mark.parametrize("steps", [7, 5])
+def test_a_decoder_behind_an_encoder_decodes_alone(steps: int) -> None:
+    def decoded(other: tuple[int, ...]) -> Decoding:
+        model = Translator((-1,), other).eval()
+        return Facts(Target(model=model, args=(ids(3),), kwargs={"decoder_ids": ids(3, steps).flip(1)})).decoding
+
+    assert [s.row.path for s in decoded((-2, -1)).sites] == ["norm"]
+    well = decoded((-1,))
+    assert (well.step, well.sites) == (steps - 1, ())
+    assert well.change < 1e-5
 
 
 def test_a_model_without_a_cache_is_not_decoded() -> None:

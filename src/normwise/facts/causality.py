@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,10 +11,12 @@ import torch
 
 from normwise.errors import NotKnown
 from normwise.facts import mixing
-from normwise.facts.changed_inputs import replaced
-from normwise.facts.differences import AGREE, DIFFER, Introduced, introduced
+from normwise.facts.changed_inputs import Sequence, replaced, sequences
+from normwise.facts.differences import AGREE, DIFFER, Introduced, introduced, largest_change
 from normwise.facts.labels import counts_tokens
 from normwise.facts.liveness import Scope, in_training
+from normwise.facts.norms import NormCall
+from normwise.facts.runs import Run
 from normwise.facts.sites import Site
 from normwise.graph import aligned
 from normwise.rendering import both
@@ -66,58 +68,110 @@ _NO_OTHERS = both("the inputs hold no other values to put in the place of a step
 def read(facts: Facts) -> Causality:
     """Replace every step behind the middle in one run; none where no norm could let a step see another.
 
+    Where inputs hold several sequences each is tried, up to one through which the future leaks: all of an encoder
+    may reach every step of a decoder, whose own later steps may not.
+
     Raises:
         NotKnown: the steps cannot be exchanged for others.
     """
     facts = facts.exact
-    steps, batch = (inputs.size_of(facts.target, name) for name in ("time", "batch"))
-    calls = facts.norm_calls.norms
-    if not any(mixing.may_mix(c, facts.graph, (batch, steps)) for c in calls):
-        return Causality(steps=steps)
-    if steps < 2:
-        lengths = any(inputs.axis_of(facts.target, "time", t) is not None for t in inputs.tensors_of(facts.target))
-        if lengths or CLAIM in facts.target.claims:
-            raise NotKnown(_NO_TIME)
+    target, calls = facts.target, facts.norm_calls.norms
+    batch, lengths = inputs.size_of(target, "batch"), inputs.lengths_of(target)
+    found = sequences(target)
+    if not any(mixing.may_mix(c, facts.graph, batch, lengths) for c in calls):
+        return Causality(steps=found[0].steps if found else 0)
+    if not found:
+        if lengths or CLAIM in target.claims:
+            raise NotKnown(_NO_OTHERS if max(lengths, default=0) > 1 else _NO_TIME)
         return Causality(steps=0)
-    step = (steps - 1) // 2
-    call = replaced(facts.target, "time", slice(step + 1, None))
-    if call is None:
-        raise NotKnown(_NO_OTHERS)
-    base = facts.runs.base
-    other = facts.runs.variant(*call, wanted=mixing.norm_values(calls, base.graph))
-    pairs = aligned(base.graph, other.graph)
-    past = torch.arange(steps) <= step
-    found = tuple(introduced(calls, base, other, pairs, steps, past))
-    change = mixing.output_change(facts.target, "time", steps, past, base, other, pairs)
-    if found and change is None:
-        raise NotKnown(_NO_OUTPUT)
-    if not found or change is None or change < DIFFER:
-        return Causality(steps=steps, step=step, change=change or 0.0)
-    alike = mixing.like_calls([f.call for f in found], calls, base.graph)
-    instead, wanted = mixing.holding(found, alike, base, pairs)
-    wanted |= set(other.graph.outputs)
+    seen: list[Causality] = []
+    unknown: NotKnown | None = None
+    for sequence in found:
+        try:
+            seen.append(_Probe(facts, sequence, alone=len(found) == 1).compared())
+        except NotKnown as error:
+            unknown = unknown or error
+            continue
+        if len(found) > 1 and seen[-1].leaks:
+            return seen[-1]
+    if unknown is not None and not seen:
+        raise unknown
+    return next((s for s in seen if s.norms), seen[0])
 
-    def change_held() -> float:
-        run = facts.runs.variant(*call, wanted=wanted, instead=instead)
-        return mixing.output_change(facts.target, "time", steps, past, base, run, pairs) or 0.0
 
-    def forward_flow() -> float:
-        earlier = replaced(facts.target, "time", slice(0, step + 1))
-        if earlier is None:
+class _Probe:
+    """The runs with the later, or the earlier, steps of one sequence replaced."""
+
+    def __init__(self, facts: Facts, sequence: Sequence, *, alone: bool) -> None:
+        self.facts, self.sequence, self.alone = facts, sequence, alone
+        self.step = (sequence.steps - 1) // 2
+        self.past = torch.arange(sequence.steps) <= self.step
+
+    def compared(self) -> Causality:
+        """Return what the later steps do.
+
+        Raises:
+            NotKnown: they cannot be exchanged for others, or no output has their steps.
+        """
+        facts, steps = self.facts, self.sequence.steps
+        calls, base = facts.norm_calls.norms, facts.runs.base
+        later = self._call(slice(self.step + 1, None))
+        other = facts.runs.variant(*later, wanted=mixing.norm_values(calls, base.graph))
+        pairs = aligned(base.graph, other.graph)
+        found = tuple(introduced(calls, base, other, pairs, steps, self.past))
+        change = mixing.output_change(facts.target, "time", steps, self.past, base, other, pairs)
+        if found and change is None:
+            raise NotKnown(_NO_OUTPUT)
+        if not found or change is None or change < DIFFER:
+            return Causality(steps=steps, step=self.step, change=change or 0.0)
+        reached = [c for c in calls if _moves(c, base, other, pairs)]  # not those of an encoder beside it
+        alike = mixing.like_calls([f.call for f in found], reached, base.graph)
+        instead, wanted = mixing.holding(found, alike, base, pairs)
+        wanted |= set(other.graph.outputs)
+
+        def moved(call: inputs.Call, steps_of: torch.Tensor) -> float:
+            run = facts.runs.variant(*call, wanted=wanted, instead=instead)
+            return mixing.output_change(facts.target, "time", steps, steps_of, base, run, pairs) or 0.0
+
+        return Causality(
+            steps=steps,
+            step=self.step,
+            change=change,
+            norms=found,
+            sites=mixing.sites_of_calls(facts.sites, alike),
+            # of several sequences the claim does not say which
+            claimed=self.alone and CLAIM in facts.target.claims,
+            change_held=lambda: moved(later, self.past),
+            forward_flow=lambda: moved(self._call(slice(0, self.step + 1)), ~self.past),
+        )
+
+    def in_both_modes(self) -> tuple[float, float] | None:
+        """Return how far earlier outputs move in eval and in train mode; None where training adds nothing.
+
+        Raises:
+            NotKnown: the later steps cannot be exchanged for others.
+        """
+        runs, changes, later = self.facts.runs, list[float](), self._call(slice(self.step + 1, None))
+        for training, first in ((False, runs.base), (True, runs.training)):
+            other = runs.variant(*later, wanted=set(first.graph.outputs), training=training)
+            pairs, steps = aligned(first.graph, other.graph), self.sequence.steps
+            changes.append(
+                mixing.output_change(self.facts.target, "time", steps, self.past, first, other, pairs) or 0.0
+            )
+            if not training and changes[0] > AGREE:
+                return None  # no causal model, or another fault that is reported for eval mode
+        return (changes[0], changes[1]) if changes[1] >= DIFFER else None
+
+    def _call(self, where: slice) -> inputs.Call:
+        call = replaced(self.facts.target, "time", where, self.sequence.tensors)
+        if call is None:
             raise NotKnown(_NO_OTHERS)
-        run = facts.runs.variant(*earlier, wanted=wanted, instead=instead)
-        return mixing.output_change(facts.target, "time", steps, ~past, base, run, pairs) or 0.0
+        return call
 
-    return Causality(
-        steps=steps,
-        step=step,
-        change=change,
-        norms=found,
-        sites=mixing.sites_of_calls(facts.sites, alike),
-        claimed=CLAIM in facts.target.claims,
-        change_held=change_held,
-        forward_flow=forward_flow,
-    )
+
+def _moves(call: NormCall, first: Run, second: Run, pairs: Mapping[int, int]) -> bool:
+    x, other = first.tensors.get(call.input), second.tensors.get(pairs.get(call.input, -1))
+    return x is None or other is None or x.shape != other.shape or largest_change(x, other) > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,28 +195,18 @@ def in_train_mode(facts: Facts) -> Trained | None:
     model, claimed = facts.target.model, CLAIM in facts.target.claims
     if not (model.training or facts.target.optimizer is not None or facts.target.train_step is not None):
         return None
-    steps = inputs.size_of(facts.target, "time")
-    if steps < 2 or not (claimed or counts_tokens(facts.graph)):
+    if not (claimed or counts_tokens(facts.graph)):
         return None
     live = set(in_training(facts, Scope.BATCH))
-    held = [s for s in facts.sites if s.row.path.partition("#")[0] in live and steps in _others(s, facts)]
-    if not held:
-        return None
-    step = (steps - 1) // 2
-    call = replaced(facts.target, "time", slice(step + 1, None))
-    if call is None:
-        raise NotKnown(_NO_OTHERS)
-    past, changes = torch.arange(steps) <= step, list[float]()
-    for training, first in ((False, facts.runs.base), (True, facts.runs.training)):
-        other = facts.runs.variant(*call, wanted=set(first.graph.outputs), training=training)
-        pairs = aligned(first.graph, other.graph)
-        changes.append(mixing.output_change(facts.target, "time", steps, past, first, other, pairs) or 0.0)
-        if not training and changes[0] > AGREE:
-            return None  # no causal model, or another fault that is reported for eval mode
-    if changes[1] < DIFFER:
-        return None
-    paths = tuple(s.row.path for s in held)
-    return Trained(steps=steps, step=step, change=changes[1], still=changes[0], paths=paths, claimed=claimed)
+    for sequence in sequences(facts.target):
+        steps = sequence.steps
+        held = [s for s in facts.sites if s.row.path.partition("#")[0] in live and steps in _others(s, facts)]
+        if held and (moved := _Probe(facts, sequence, alone=False).in_both_modes()) is not None:
+            still, change = moved
+            paths = tuple(s.row.path for s in held)
+            step = (steps - 1) // 2
+            return Trained(steps=steps, step=step, change=change, still=still, paths=paths, claimed=claimed)
+    return None
 
 
 def _others(site: Site, facts: Facts) -> tuple[int, ...]:

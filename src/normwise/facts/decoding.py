@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from normwise.facts.runs import Run
 from normwise.facts.sites import Site
 from normwise.graph import Instead, aligned
 from normwise.rendering import both
-from normwise.targets import inputs, unwrap
+from normwise.targets import Target, inputs, unwrap
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -30,6 +31,7 @@ __all__ = ["Decoding", "read"]
 # How a model says that it decodes with a cache: the arguments and the output's fields of transformers' decoders, which
 # have had several names.
 _CACHES, _SWITCH = ("cache", "past_key_values", "cache_params", "state"), "use_cache"
+_DECODERS = "decoder_"  # how the names begin of what the decoder of an encoder and a decoder reads
 _STEPS = 4  # two for the prefill leave room for one that is decoded
 
 
@@ -72,7 +74,8 @@ def _cache_argument(model: nn.Module) -> str | None:
 class _Probe:
     def __init__(self, facts: Facts, argument: str) -> None:
         self.facts, self.target, self.argument = facts, facts.target, argument
-        self.steps = inputs.size_of(self.target, "time")
+        self.decoders = self._decoders()
+        self.steps = inputs.size_of(self.decoders, "time")
         if self.steps < _STEPS:
             raise NotKnown(_NO_STEPS)
 
@@ -155,19 +158,25 @@ class _Probe:
         """Return the inputs of some steps; a mask reaches from the beginning up to them."""
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
-            axis = inputs.axis_of(self.target, "time", tensor)
+            axis = inputs.axis_of(self.decoders, "time", tensor)
             if axis is None:
                 return tensor
             start = 0 if is_mask(tensor) and tensor.ndim == 2 and not self._only(tensor) else where.start
             return tensor.narrow(axis, start, where.stop - start)
 
-        return inputs.map_tensors(self.target.args, cut), inputs.map_tensors(dict(self.target.kwargs), cut)
+        args, kwargs = inputs.map_tensors((self.decoders.args, dict(self.decoders.kwargs)), cut)
+        return args or self.target.args, {**self.target.kwargs, **kwargs}
+
+    def _decoders(self) -> Target:
+        """Return the target with the inputs that are decoded alone: the decoder's, where an encoder has its own."""
+        own = {k: v for k, v in self.target.kwargs.items() if k.startswith(_DECODERS)}
+        return dataclasses.replace(self.target, args=(), kwargs=own) if own else self.target
 
     def _only(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of zeros and ones is what the model reads: nothing else has its steps."""
         return not any(
-            t is not tensor and inputs.axis_of(self.target, "time", t) is not None
-            for t in inputs.tensors_of(self.target)
+            t is not tensor and inputs.axis_of(self.decoders, "time", t) is not None
+            for t in inputs.tensors_of(self.decoders)
         )
 
     def _at_step(self, whole: torch.Tensor, step: torch.Tensor) -> torch.Tensor | None:
@@ -197,8 +206,11 @@ class _Probe:
 
     def _output_change(self, base: Run, step: Run, pairs: Mapping[int, int]) -> float:
         moved = [0.0]
-        for value in base.graph.outputs:
-            whole, one = base.tensors.get(value), step.tensors.get(pairs.get(value, -1))
+        ends = step.graph.outputs
+        for i, value in enumerate(base.graph.outputs):
+            # ops of the cache alone may stand before the last one: then the place among the outputs tells
+            other = pairs.get(value, -1) if pairs.get(value, -1) in ends else ends[i] if i < len(ends) else -1
+            whole, one = base.tensors.get(value), step.tensors.get(other)
             part = None if whole is None or one is None else self._at_step(whole, one)
             if part is not None and one is not None:
                 moved.append(relative_change(part, one))

@@ -35,16 +35,16 @@ class Mixer:
     pairs: bool  # it pairs operands of which one has other samples than the other in the same places
 
 
-def may_mix(call: NormCall, graph: Graph, sizes: Collection[int]) -> bool:
+def may_mix(call: NormCall, graph: Graph, batch: int, lengths: Collection[int]) -> bool:
     """Whether a norm's statistics may span several units: all but those whose reduced axes hold features alone.
 
     Args:
         call: a norm.
         graph: of its run.
-        sizes: of the batch and of the sequence; 0 where there is none.
+        batch: samples; 0 where no axis of the inputs holds them.
+        lengths: steps of each sequence among the inputs: several where an encoder and a decoder read their own.
     """
     spec, shape = call.spec, graph.values[call.input].shape
-    sizes = [size for size in sizes if size > 1]
     if spec is None or spec.scope is Scope.OTHER:
         return True
     if not call.uses_batch:
@@ -53,12 +53,16 @@ def may_mix(call: NormCall, graph: Graph, sizes: Collection[int]) -> bool:
         return True
     reduced = {axis % len(shape) for axis in spec.axes}
     left = [size for axis, size in enumerate(shape) if axis not in reduced]
-    if any(shape[axis] in sizes for axis in reduced):
+    if any(shape[axis] in (batch, *lengths) for axis in reduced if shape[axis] > 1):
         return True
     if len(reduced) == 1 and call.weight is not None and graph.values[call.weight].numel == shape[max(reduced)] > 1:
         return False  # a gain along the axis: those are features, whatever stands around them
-    # batch and time both stand outside the reduced axes, each as an axis of its own or merged into one
-    return not all(any(size % unit == 0 for size in left) for unit in sizes) or len(left) == 0
+
+    def apart(unit: int) -> bool:
+        return any(size % max(unit, 1) == 0 for size in left)
+
+    # batch and time, of one of the sequences, both stand outside the reduced axes, alone or merged into one
+    return not (left and apart(batch) and (not lengths or any(apart(n) for n in lengths)))
 
 
 def like_calls(found: Iterable[NormCall], calls: Iterable[NormCall], graph: Graph) -> list[NormCall]:

@@ -189,7 +189,7 @@ class _Probe:
         calls = [
             c
             for c in self.facts.norm_calls.norms
-            if (training and c.running_var is not None) or mixing.may_mix(c, graph, (self.rows, self.steps))
+            if (training and c.running_var is not None) or mixing.may_mix(c, graph, self.rows, (self.steps,))
         ]
         if not calls:
             return None

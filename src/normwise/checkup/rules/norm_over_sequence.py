@@ -64,8 +64,8 @@ SEVERITY = Severity.WARNING
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report every norm that reduces the time axis, apart from those through which the future leaks."""
-    sizes = (inputs.size_of(facts.target, "batch"), *inputs.lengths_of(facts.target))
-    suspects = [s for s in facts.sites if _may_span_time(facts, s, sizes)]
+    batch, lengths = inputs.size_of(facts.target, "batch"), inputs.lengths_of(facts.target)
+    suspects = [s for s in facts.sites if lengths and _may_span_time(facts, s, batch, lengths)]
     if not suspects:
         return
     spanning = [s for s in suspects if _spans_time(facts, s)]
@@ -75,12 +75,12 @@ def check(facts: Facts) -> Iterator[Finding]:
         yield _finding(facts, spanning)
 
 
-def _may_span_time(facts: Facts, site: Site, sizes: tuple[int, ...]) -> bool:
+def _may_span_time(facts: Facts, site: Site, batch: int, lengths: tuple[int, ...]) -> bool:
     """Images have no steps, and a batch norm's statistics over time are those of its training."""
     spec, call = site.row.spec, site.calls[0]
-    if spec is None or spec.scope is Scope.BATCH or not call.uses_batch or not sizes[1:]:
+    if spec is None or spec.scope is Scope.BATCH or not call.uses_batch:
         return False
-    return mixing.may_mix(call, facts.graph, sizes) and not masks_behind(facts.flow, call.members)
+    return mixing.may_mix(call, facts.graph, batch, lengths) and not masks_behind(facts.flow, call.members)
 
 
 def _spans_time(facts: Facts, site: Site) -> bool:

@@ -60,9 +60,9 @@ SEVERITY = Severity.ERROR
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report the norms whose result changes with the padding behind a sample, the eval mode first."""
-    sizes = tuple(inputs.size_of(facts.target, name) for name in ("batch", "time"))
+    batch, lengths = inputs.size_of(facts.target, "batch"), inputs.lengths_of(facts.target)
     norms = facts.norm_calls.norms
-    if not any(c.running_var is not None or mixing.may_mix(c, facts.graph, sizes) for c in norms):
+    if not any(c.running_var is not None or mixing.may_mix(c, facts.graph, batch, lengths) for c in norms):
         return  # every norm sees one position's features alone
     seen = facts.padding
     blamed: set[str] = set()
