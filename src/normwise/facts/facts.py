@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from normwise.errors import NotKnown
+from normwise.errors import NotKnown, TargetError
 from normwise.facts import (
     backward,
     batches,
@@ -167,7 +167,10 @@ class Facts:
     @cached_property
     def norm_calls(self) -> norms.NormCalls:
         """Every execution of a norm."""
-        found = norms.find(self.recording, self.flow, self.target.model)
+        try:
+            found = norms.find(self.recording, self.flow, self.target.model)
+        except TargetError as error:
+            raise TargetError(f"{self.target.name}: {error}") from error
         known = frozenset(m for n in found.norms for m in n.members)
         opaque = tuple(probe.opaque_norms(self.recording, self.flow, self.target.model, known))
         ordered = tuple(sorted((*found.norms, *opaque), key=lambda n: n.op.id))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import nn
 
+from normwise.errors import TargetError
 from normwise.facts import native
 from normwise.facts import vocabulary as ops
 from normwise.facts.calls import NormCall
@@ -16,7 +19,8 @@ from normwise.facts.homogeneity import candidates
 from normwise.facts.native_calls import native_call
 from normwise.facts.records import Evidence
 from normwise.facts.replay import Replayer
-from normwise.graph import Op, Recording
+from normwise.graph import Graph, Op, Recording
+from normwise.rendering import clean
 
 __all__ = ["NormCall", "NormCalls", "find"]
 
@@ -63,8 +67,22 @@ def _serves_as_weight(flow: Flow, value: int) -> bool:
     return False
 
 
+@contextmanager
+def _naming_module(graph: Graph, op: Op) -> Iterator[None]:
+    """Say of numbers that no norm can have, such as an eps that is NaN, which module has them."""
+    try:
+        yield
+    except ValueError as error:
+        where = f"{clean(graph.path(op))}: " if graph.path(op) else ""
+        raise TargetError(f"{where}{error}") from error
+
+
 def find(recording: Recording, flow: Flow, model: nn.Module) -> NormCalls:
-    """Return every norm that a recorded run executed."""
+    """Return every norm that a recorded run executed.
+
+    Raises:
+        TargetError: one has numbers that no norm can have.
+    """
     graph = recording.graph
     replayer = Replayer(recording, model)
     norms: list[NormCall] = []
@@ -72,7 +90,8 @@ def find(recording: Recording, flow: Flow, model: nn.Module) -> NormCalls:
     weights: list[NormCall] = []
     natives: set[int] = set()
     for op in graph.ops:
-        found = native.read(graph, op) if op.outputs else None
+        with _naming_module(graph, op):
+            found = native.read(graph, op) if op.outputs else None
         if found is not None and op.inputs:
             natives.add(op.id)
             call = native_call(flow, op, found, replayer)
@@ -83,16 +102,19 @@ def find(recording: Recording, flow: Flow, model: nn.Module) -> NormCalls:
         elif op.short in _WEIGHT_NORM:
             weights.append(_weight_norm(op))
     for candidate in candidates(flow, skip=frozenset(natives)):
-        if candidate.statistic.count < 1:
+        second, learned = candidate.statistic.second, not flow.act[candidate.root]
+        if learned:
+            wanted = second and flow.learned[candidate.root]
+        else:
+            wanted = second or candidate.statistic.stat in ("mean", "l1", "amax")
+        if not wanted or candidate.statistic.count < 1:
             continue
-        if not flow.act[candidate.root]:
-            if flow.learned[candidate.root] and candidate.statistic.second:
-                call = derived_call(flow, candidate, replayer)
-                (weights if _serves_as_weight(flow, call.output) else norms).append(call)
-        elif candidate.statistic.second:
-            norms.append(derived_call(flow, candidate, replayer))
-        elif candidate.statistic.stat in ("mean", "l1", "amax"):
-            apart.append(derived_call(flow, candidate, replayer))
+        with _naming_module(graph, candidate.op):
+            call = derived_call(flow, candidate, replayer)
+        if learned:
+            (weights if _serves_as_weight(flow, call.output) else norms).append(call)
+        else:
+            (norms if second else apart).append(call)
     norms.extend(frozen_calls(flow, {m for n in norms for m in n.members}, replayer))
     norms = [n for n in norms if n.spec is not None or n.evidence is Evidence.UNKNOWN]
     norms.sort(key=lambda n: n.op.id)

@@ -69,9 +69,9 @@ def _is_norm(module: nn.Module, width: int) -> bool:
         target = Target(model=module, args=(torch.randn(shape, generator=generator, device="cpu").to(held),))
         try:
             recording = plain(trace(target), module)
+            found = norms.find(recording, Flow(recording.graph, recording.data), module)
         except NormwiseError:
             continue
-        found = norms.find(recording, Flow(recording.graph, recording.data), module)
         outputs = set(recording.graph.outputs)
         if any(n.output in outputs or n.core in outputs for n in found.norms):
             return True
