@@ -17,7 +17,7 @@ from normwise.graph import Op
 from normwise.rendering import both
 from normwise.spec import Kind
 
-__all__ = ["Difference", "Divergence", "differences", "explain"]
+__all__ = ["Difference", "Divergence", "at_parting", "differences", "explain"]
 
 Plain = float | int | str | bool | None
 
@@ -63,6 +63,8 @@ def explain(reference: Reference) -> Divergence:
     """
     strict = reference.first()
     if strict is None:
+        if (hidden := at_parting(reference)) is not None:
+            return hidden
         raise NotKnown(both("the outputs differ, but no value of the run does", "输出不同，但找不到不同的中间值"))
     loose = reference.first(loosely=True)
     pair = _pair_at(reference, strict)
@@ -75,9 +77,14 @@ def explain(reference: Reference) -> Divergence:
     op = reference.runs[0].graph.producer(loose)
     assert op is not None
     found = _unfolded(reference, op, loose, differing)
-    parting = None if found.of_norms else reference.parting
+    return found if found.of_norms else at_parting(reference) or found
+
+
+def at_parting(reference: Reference) -> Divergence | None:
+    """Return the first norm that makes something else of the same input, where another property of it explains that."""
+    parting = reference.parting
     if parting is None or not (differing := tuple(differences(reference, parting))):
-        return found
+        return None
     path = reference.mine.graph.calls[parting.mine.call].path
     return Divergence(path=path, op=parting.mine.op.short, differing=differing)
 

@@ -115,6 +115,12 @@ class Gain:
         return first if bool((self.effective == first).all()) else None
 
     @property
+    def unmoved(self) -> bool:
+        """Whether it is where a fresh norm starts in every channel: 1, whatever fixed factor is applied with it."""
+        started = bool((self.stored.double() == 1.0 - self.offset).all())
+        return len(self.effective) > 1 and (started or self.constant == 1)
+
+    @property
     def negative(self) -> float:
         """The share of channels with a negative gain."""
         return float((self.effective < 0).double().mean())

@@ -94,6 +94,12 @@ class Reference:
         """Whether the outputs differ by more than another order of the same operations makes them."""
         return self.distance > MATTERS and self.distance > self.floor
 
+    @property
+    def differs_slightly(self) -> bool:
+        """Whether the outputs differ by less than that, but by more than rounding, which half precision hides."""
+        half = {t.dtype for run in self.runs for t in outputs_of(run)}.intersection(_HALF)
+        return not half and self.floor == MATTERS and _AGREE < self.distance <= MATTERS
+
     # -- norms side by side ---------------------------------------------------------------
 
     @cached_property

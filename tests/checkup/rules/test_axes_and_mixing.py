@@ -234,6 +234,55 @@ def test_a_reference_that_divides_by_n_makes_it_a_warning() -> None:
     assert findings("AXS008", right, torch.randn(4, 6), reference=right) == []
 
 
+class Mean(nn.Module):
+    """A root mean square over n or n - 1."""
+
+    def __init__(self, width: int, less: int) -> None:
+        super().__init__()
+        self.weight, self.less = nn.Parameter(torch.ones(width)), less
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.square().sum(-1, keepdim=True) / (x.shape[-1] - self.less)
+        return self.weight * x * torch.rsqrt(mean + 1e-6)
+
+
+@pytest.mark.parametrize("width", [8, 700])
+def test_a_root_mean_square_over_n_less_one_is_one_too(width: int) -> None:
+    def made(less: int) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, width), Mean(width, less), nn.Linear(width, 3)).eval()
+
+    x = torch.randn(4, 6)
+    (found,) = findings("AXS008", made(1), x, reference=made(0))
+    assert (str(found.severity), found.path) == ("warning", "1")
+    assert found.counterfactual is not None
+    assert found.counterfactual["after"] < 1e-5 < found.counterfactual["before"]
+    assert severities("AXS008", made(1), x) == ["info"]
+    assert findings("AXS008", made(0), x, reference=made(0)) == []
+
+
+class Branch(nn.Module):
+    """A small branch on a large stream."""
+
+    def __init__(self, *, biased: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.write = Tutorial(16, biased=biased), nn.Linear(16, 16)
+        with torch.no_grad():
+            self.write.weight.mul_(0.01)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.write(self.norm(x))
+
+
+def test_a_small_branch_does_not_hide_it_from_the_reference() -> None:
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    (found,) = findings("AXS008", Branch(biased=False), x, reference=Branch(biased=True))
+    assert str(found.severity) == "warning"
+    assert found.counterfactual is not None
+    assert found.counterfactual["before"] < 1e-3
+
+
 @pytest.mark.parametrize(
     "norm", [nn.LayerNorm(8), nn.RMSNorm(8), Tutorial(8, biased=True)], ids=lambda n: type(n).__name__
 )

@@ -134,6 +134,23 @@ def test_a_gain_unlike_the_references_is_named_though_the_stream_hides_it() -> N
     assert "gain is 1.3, not 1" in found.message
 
 
+def test_what_a_small_branch_leaves_of_a_difference_is_a_warning_and_rounding_is_none() -> None:
+    reference, x = Quiet().eval(), torch.randn(2, 5, 16)
+    with torch.no_grad():
+        reference.branch.weight.mul_(1e-4)
+    model = copy.deepcopy(reference)
+    assert severities("CKP006", model, x, reference=reference) == []
+    with torch.no_grad():
+        model.norm.weight.mul_(1.3)
+    (found,) = findings("CKP006", model, x, reference=reference)
+    assert (str(found.severity), found.path) == ("warning", "norm")
+    assert 1e-5 < found.evidence["value"] < 1e-3
+    with torch.no_grad():
+        model.norm.weight.div_(1.3)
+        model.branch.weight.mul_(1.3)  # not a norm: as little is no difference
+    assert severities("CKP006", model, x, reference=reference) == []
+
+
 def test_a_matrix_unlike_the_references_is_not_blamed_on_a_norm() -> None:
     reference = Quiet().eval()
     model = copy.deepcopy(reference)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import normwise as nw
+from normwise.checkup.rules._examples import Float32RMSNorm
 from tests.checkup.rules.gain_models import WIDTH, X, chain, plain, stored, train
 from tests.checkup.rules.judging import findings, why_not
 
@@ -34,6 +35,21 @@ def test_gains_of_one_that_the_checkpoint_holds_are_worth_knowing() -> None:
     assert found.severity == "info"
     assert found.evidence["equal_in_checkpoint"] == 3
     assert "3 of 3" in found.message
+
+
+def test_a_fixed_factor_behind_a_norm_does_not_move_its_gain() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(16, 16), Float32RMSNorm()
+            self.second, self.last, self.head = nn.Linear(16, 16), Float32RMSNorm(), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.last(self.second(self.norm(self.first(x)))) * 0.125)
+
+    made = Scaled()
+    (found,) = findings("PAR009", made, X, checkpoint=dict(made.state_dict()))
+    assert "2 of 2" in found.message
 
 
 def test_trained_gains_and_fresh_models_are_silent() -> None:

@@ -91,7 +91,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         if facts.gains.trained is None:
             raise NotKnown(both("needs trained weights: pass checkpoint=...", "需要已训练的权重：传入 checkpoint=..."))
         return
-    still = [g for g in gains if g.constant == 1 and len(g.effective) > 1]
+    still = [g for g in gains if g.unmoved]
     lost = [g for g in still if _lost(g, facts.target.optimizer)]
     if lost:
         yield _lost_updates(lost, len(gains))
@@ -136,7 +136,7 @@ def _absent(facts: Facts, gains: Sequence[Gain]) -> list[Gain]:
 
 
 def _in_no_group(facts: Facts, gains: Sequence[Gain], of: int) -> Finding:
-    still = sum(g.constant == 1 and len(g.effective) > 1 for g in gains)
+    still = sum(g.unmoved for g in gains)
     # an optimizer for matrices alone has one for vectors beside it: then steps would have moved the gains
     stuck = still == len(gains) and bool(states(facts.target.optimizer))
     sure = stuck or mixed(facts.target.model, facts.target.optimizer)
