@@ -215,7 +215,7 @@ def test_a_class_that_transformers_lacks_is_named(
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"]}))
     said = failed(capsys, 2, "rms-norm", f"hf:{copied}", "-o", str(tmp_path / "out"), *SHAPE)
-    assert "names the class NoSuchModel, which transformers" in said
+    assert "names the class NoSuchModel, which is no model of transformers" in said
     (copied / "config.json").write_text(json.dumps({**config, "n_positions": 48}))
     said = failed(capsys, 2, "rms-norm", f"hf:{copied}", "-o", str(tmp_path / "out"), *SHAPE)
     assert "transformer.wpe.weight is stored as (32, 16), and config.json makes it (48, 16)" in said

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,81 @@ def test_code_beside_the_weights_is_never_run(saved: Path) -> None:
     with pytest.raises(TargetError, match="auto_map"):
         folder.load(f"hf:{saved}")
     assert not (saved / "ran").exists()
+
+
+def _indexed(folder: Path, shard: str) -> None:
+    """Let an index say where every tensor lies; a sound file beside it makes the folder one with safetensors."""
+    from safetensors import safe_open
+
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    with safe_open(folder / "other.safetensors", framework="pt") as file:
+        placed = dict.fromkeys(file.keys(), shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
+
+
+def _configured(folder: Path, **settings: object) -> None:
+    config = json.loads((folder / "config.json").read_text()) | settings
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _pipe(folder: Path) -> None:
+    _indexed(folder, "pipe.safetensors")
+    os.mkfifo(folder / "pipe.safetensors")
+
+
+def _adapted(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.bin").write_bytes(b"a pickle")
+
+
+def _long_settings(folder: Path) -> None:
+    with (folder / "generation_config.json").open("wb") as file:
+        file.truncate(2**31)
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an index that leads to a pickle": (lambda f: _indexed(f, "evil.bin"), "names 'evil.bin'"),
+    "an index that leads out of the folder": (lambda f: _indexed(f, "../other.safetensors"), r"names '\.\./other"),
+    "an index that leads to a pipe": (_pipe, "pipe.safetensors: this is no regular file"),
+    "a header that is broken": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 99), "a header of"),
+    "a pickle for weights": (lambda f: _configured(f, transformers_weights="adapter_model.bin"), "adapter_model.bin"),
+    "weights elsewhere": (lambda f: _configured(f, transformers_weights="../a.safetensors"), r"\.\./a.safetensors"),
+    "no name for weights": (lambda f: _configured(f, transformers_weights=["a.safetensors"]), "no safetensors file"),
+    "attention from a hub": (lambda f: _configured(f, attn_implementation="evil/flash"), "code from a hub .*evil"),
+    "attention of a part from a hub": (lambda f: _configured(f, attn_implementation={"": "evil/flash"}), "evil/flash"),
+    "experts from a hub": (lambda f: _configured(f, text={"_experts_implementation": "evil/moe"}), "evil/moe"),
+    "an adapter in a pickle": (_adapted, r"pickle \(adapter_model.bin\)"),
+    "settings of 2 GB": (_long_settings, "generation_config.json: 2,147,483,648 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_transformers_would_follow_or_run_is_refused_before(
+    kind: str, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModel
+
+    spoil, said = HOSTILE[kind]
+    spoil(saved)
+    monkeypatch.setattr(AutoModel, "from_pretrained", lambda *_, **__: pytest.fail("transformers was asked"))
+    with pytest.raises((TargetError, CheckpointError), match=said) as caught:
+        folder.load(f"hf:{saved}")
+    assert str(saved) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Trainer", "pipeline", "NoSuchModel", "<b>\x1b[2J"])
+def test_a_class_that_is_no_model_is_not_built(name: str, saved: Path) -> None:
+    _configured(saved, architectures=[name])
+    with pytest.raises(TargetError, match="no model of transformers") as caught:
+        folder.load(f"hf:{saved}", whole=True)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_named_weights_in_the_folder_are_read(saved: Path) -> None:
+    (saved / "model.safetensors").rename(saved / "consolidated.safetensors")
+    _configured(saved, transformers_weights="consolidated.safetensors")
+    assert folder.load(f"hf:{saved}").weights is Weights.REAL
 
 
 def test_a_configuration_alone_gets_random_weights_and_says_so(saved: Path) -> None:

@@ -1,7 +1,9 @@
 """A transformers model in a local folder: hf:DIR, with config.json and safetensors.
 
-Only config.json and safetensors are read; a pickle (.bin, .pt) is never loaded and code in the folder is
-never run. A folder with a configuration alone is examined without real weights, and the report says so.
+Only config.json and safetensors are read; a pickle (.bin, .pt) is never loaded and code in the folder, or on a hub
+that config.json names, is never run. The files that transformers is about to read are read by ``checkpoint`` first:
+transformers follows an index to any path and unpickles what it finds there. A folder with a configuration alone is
+examined without real weights, and the report says so.
 """
 
 from __future__ import annotations
@@ -14,14 +16,18 @@ from typing import Any
 
 from torch import nn
 
-from normwise.errors import TargetError
-from normwise.targets.checkpoint.places import config_beside
+from normwise.errors import CheckpointError, TargetError
+from normwise.rendering import clean
+from normwise.targets.checkpoint.limits import CONFIG_BYTES, broken
+from normwise.targets.checkpoint.places import config_beside, open_source
+from normwise.targets.checkpoint.sources import INDEX, SUFFIX
 from normwise.targets.hf_build import (
     build_fake,
     build_model,
     count_parameters,
     library,
     model_class,
+    model_named,
     model_types,
     quiet,
 )
@@ -37,6 +43,10 @@ _MOST = 10_000  # layers, or experts of one: the deepest that were published hav
 _COUNTED = re.compile(r"layers?$|depths?$|experts$")
 _NONE, _LEFT_OUT = "the folder has no weights", "the weights were not read"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?$")
+_FIRST = (f"model{SUFFIX}", f"model{INDEX}")  # the first that is there is read
+_ADAPTER, _ADAPTED = "adapter_config.json", f"adapter_model{SUFFIX}"  # read too where peft is installed
+_SETTINGS = ("generation_config.json", _ADAPTER)  # what transformers reads as well
 
 
 def claims(text: str) -> bool:
@@ -59,7 +69,7 @@ def load(text: str, *, inputs: str | None = None, whole: bool = False, weights: 
     Raises:
         TargetError: the folder or its config.json is missing, its weights are pickles only, or the model
             cannot be built or fed.
-        CheckpointError: config.json is no JSON object, or too large.
+        CheckpointError: config.json is no JSON object, or too large, or the weights are not sound.
     """
     library(text)
     folder = Path(text.removeprefix(_PREFIX)).expanduser()
@@ -67,6 +77,8 @@ def load(text: str, *, inputs: str | None = None, whole: bool = False, weights: 
     with quiet():
         try:
             return load_folder(folder, text, generate=inputs is None, whole=whole, weights=weights)
+        except CheckpointError:
+            raise
         except TargetError as error:
             raise TargetError(f"{text}: {error}".replace(f"{text}: {text}: ", f"{text}: ")) from error
         except Exception as error:  # whatever transformers raises on a folder it cannot read
@@ -82,6 +94,7 @@ def load_folder(folder: Path, name: str, *, generate: bool = True, whole: bool =
     held = any(folder.glob("*.safetensors"))
     if not held or not (weights or count_parameters(config, cls) <= _LARGEST_RANDOM):
         return _without_weights(config, name, cls, why=_LEFT_OUT if held else _NONE, generate=generate)
+    _sound(folder, config)
     model = _pretrained(folder, config, cls)
     if not generate:
         return Target(model=model, name=name, config=config, weights=Weights.REAL)
@@ -98,7 +111,8 @@ def _look(folder: Path, text: str) -> None:
     if not (folder / "config.json").is_file():
         raise TargetError(f"{text}: the folder has no config.json, so it is no transformers model")
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
-    if pickles and not any(folder.glob("*.safetensors")):
+    lacking = (folder / _ADAPTER).exists() and not (folder / _ADAPTED).exists()
+    if pickles and (lacking or not any(folder.glob("*.safetensors"))):
         raise TargetError(
             f"{text}: the weights are in a pickle ({pickles[0]}), which can run any code when it is opened, so "
             "normwise never loads one; convert it where you trust it: "
@@ -113,18 +127,44 @@ def _look(folder: Path, text: str) -> None:
             f"{text}: config.json points to code of its own (auto_map), which normwise never runs; "
             "give FILE.py:callable that builds the model"
         )
-    for name, count in _counts(settings):
-        if count > _MOST:
-            raise TargetError(f"{text}: {name} is {count:,} in config.json, the limit is {_MOST:,}: each is a module")
+    for name, value in _settings(settings):
+        if isinstance(value, int) and _COUNTED.search(name) and value > _MOST:
+            raise TargetError(f"{text}: {name} is {value:,} in config.json, the limit is {_MOST:,}: each is a module")
+        if _IMPLEMENTATION.match(name) and "/" in str(value):
+            raise TargetError(
+                f"{text}: config.json takes code from a hub ({name} is {clean(value)[:80]}), never run here; "
+                "leave that out"
+            )
 
 
-def _counts(settings: Any) -> Iterator[tuple[str, int]]:
-    """Yield every number of layers and of experts, also of configurations inside."""
-    for name, value in settings.items() if isinstance(settings, Mapping) else ():
+def _settings(held: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every name of a configuration with its value, or with each of several; also of configurations inside."""
+    for name, value in held.items() if isinstance(held, Mapping) else ():
         for each in value if isinstance(value, list) else (value,):
-            if isinstance(each, int) and _COUNTED.search(name):
-                yield name, each
-            yield from _counts(each)
+            yield name, each
+            yield from _settings(each)
+
+
+def _sound(folder: Path, config: Any) -> None:
+    """Read the index and the headers of what transformers is about to read, and look at the size of the rest.
+
+    Raises:
+        CheckpointError: they are not sound, or lead elsewhere.
+    """
+    named = getattr(config, "transformers_weights", None)
+    if named is not None and not (isinstance(named, str) and _plain(named)):
+        why = f"config.json takes the weights from {clean(named)[:80]}, which is no safetensors file beside it"
+        raise broken("bad-shard-name", str(folder), why)
+    first = next((name for name in ((named,) if named else _FIRST) if (folder / name).is_file()), None)
+    for name in filter(None, (first, _ADAPTED if (folder / _ADAPTER).exists() else None)):
+        open_source(folder / name).close()
+    for path in (folder / name for name in _SETTINGS):
+        if path.is_file() and (size := path.stat().st_size) > CONFIG_BYTES:
+            raise broken("json-too-large", str(path), f"{size:,} bytes of JSON, the limit is {CONFIG_BYTES:,}")
+
+
+def _plain(name: str) -> bool:
+    return Path(name).name == name and name.endswith((SUFFIX, INDEX))
 
 
 def _named_class(config: Any) -> type[nn.Module] | None:
@@ -136,11 +176,11 @@ def _named_class(config: Any) -> type[nn.Module] | None:
     import transformers
 
     name = next(iter(config.architectures or ()), None)
-    cls = None if name is None else getattr(transformers, name, None)
+    cls = None if name is None else model_named(transformers, name)
     if name is not None and cls is None:
         raise TargetError(
-            f"config.json names the class {name}, which transformers {transformers.__version__} does not have; "
-            "give FILE.py:callable that builds the model"
+            f"config.json names the class {clean(name)[:80]}, which is no model of transformers "
+            f"{transformers.__version__}; give FILE.py:callable that builds the model"
         )
     return cls
 

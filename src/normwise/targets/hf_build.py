@@ -22,6 +22,7 @@ __all__ = [
     "fake_storage",
     "library",
     "model_class",
+    "model_named",
     "model_types",
     "quiet",
 ]
@@ -73,6 +74,7 @@ def model_class(config: Any) -> type[nn.Module]:
     Raises:
         TargetError: transformers has no model of this configuration.
     """
+    import transformers
     from transformers.models.auto import modeling_auto
 
     names = [recipe_for(config.model_type).cls, _first(modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type))]
@@ -82,7 +84,7 @@ def model_class(config: Any) -> type[nn.Module]:
         if isinstance(mapping, dict) and family != "CONFIG_MAPPING_NAMES":
             names.append(_first(mapping.get(config.model_type)))
     module = _modeling_module(config)
-    found = (_attribute(module, name) for name in names if name)
+    found = (model_named(module, name) or model_named(transformers, name) for name in names if name)
     return next((cls for cls in found if cls is not None), None) or _own_class(module, config)
 
 
@@ -100,10 +102,12 @@ def _modeling_module(config: Any) -> Any:
         raise
 
 
-def _attribute(module: Any, name: str) -> Any:
-    import transformers
+def model_named(module: Any, name: Any) -> type[nn.Module] | None:
+    """Return the model class of a name in a module; None for all else, as a config.json may name anything."""
+    from transformers import PreTrainedModel
 
-    return getattr(module, name, None) or getattr(transformers, name, None)
+    found = getattr(module, name, None) if isinstance(name, str) else None
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
 
 
 def _own_class(module: Any, config: Any) -> type[nn.Module]:
