@@ -33,6 +33,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "modeling.py").write_text("\n" * 90)
     (tmp_path / "pool.py").write_text("\n" * 5)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_WORKFLOW_REF", raising=False)  # these tests may run in a workflow themselves
     return tmp_path
 
 
@@ -177,12 +178,108 @@ def test_a_line_that_is_not_below_the_current_folder_is_no_location(source: str 
     assert "file=" not in reports.render(report, "github")
 
 
-def test_a_finding_without_a_line_is_at_the_file_that_the_target_names(repository: Path) -> None:
-    report = replace(encoder(), norms=(), target="modeling.py:build")
-    (location,) = run(report)["results"][0]["locations"]
-    assert location["physicalLocation"]["artifactLocation"]["uri"] == "modeling.py"
-    assert location["physicalLocation"]["region"] == {"startLine": 1}
-    assert len(location["logicalLocations"]) == 13
+def place(report: Report) -> str | None:
+    """Return FILE:LINE of the first location, which is the one that GitHub shows, None where it has none."""
+    where = run(report)["results"][0]["locations"][0].get("physicalLocation")
+    return where and f"{where['artifactLocation']['uri']}:{where['region']['startLine']}"
+
+
+def foreign(**more: Any) -> Report:
+    """Return a report of norms that an installed package computes."""
+    written = "…/modeling.py:57"  # the repository has a file of this name
+    report = encoder()
+    return replace(report, norms=tuple(replace(norm, source=written) for norm in report.norms), **more)
+
+
+@pytest.mark.parametrize(
+    ("target", "file", "text", "line"),
+    [
+        ("models/m.py:build", "models/m.py", '"""\ndef build"""\n\n@f\ndef build():\n    ...\n', 5),
+        ("models/m.py:Net", "models/m.py", "class Other: ...\nclass Net: ...\n", 2),
+        ("models/m.py:net", "models/m.py", "x = 1\nnet = make()\n", 2),
+        ("models/m.py:imported", "models/m.py", "x = 1\nfrom y import imported\n", 1),
+        ("models/m.py:build", "models/m.py", "x = 1\ndef build(:\n", 1),
+        ("models.m:build", "models/m.py", "x = 1\n\ndef build(): ...\n", 3),
+        ("models.m:build", "models/m/__init__.py", "def other(): ...\ndef build(): ...\n", 2),
+        ("w/model.onnx", "w/model.onnx", "", 1),
+        ("w/model.safetensors", "w/model.safetensors", "", 1),
+        ("./w", "w/config.json", "{}", 1),
+        ("hf:./w", "w/config.json", "{}", 1),
+        ("w", "w/model.safetensors.index.json", "{}", 1),
+    ],
+)
+def test_what_has_no_line_here_is_at_the_file_that_the_target_names(
+    target: str, file: str, text: str, line: int, repository: Path
+) -> None:
+    (repository / file).parent.mkdir(parents=True)
+    (repository / file).write_text(text)
+    report = foreign(target=target)
+    assert place(report) == f"{file}:{line}"
+    assert f"file={file},line={line}::" in reports.render(report, "github")
+
+
+def test_a_checkpoint_beside_its_configuration_is_at_that(repository: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (repository / name).write_text("{}")
+    assert place(foreign(target="model.safetensors", checkpoint_only=True)) == "config.json:1"
+
+
+def test_what_no_file_here_computes_is_at_the_workflow_that_asked(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GitHub refuses the whole log where one result has no file."""
+    workflow = repository / ".github" / "workflows" / "ci.yml"
+    workflow.parent.mkdir(parents=True)
+    workflow.write_text("on: push\njobs:\n  - run: normwise check hf:llama\n")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "octo/cat")
+    monkeypatch.setenv("GITHUB_WORKFLOW_REF", "octo/cat/.github/workflows/ci.yml@refs/heads/main")
+    assert place(foreign(target="hf:llama")) == ".github/workflows/ci.yml:3"
+    assert place(foreign(target="demo:x", configuration="modeling.py:7")) == ".github/workflows/ci.yml:1"
+    for other in ("octo/other/.github/workflows/ci.yml@main", "octo/cat/gone.yml@main", "octo/cat/../up.yml@main", ""):
+        (repository.parent / "up.yml").write_text("x")
+        monkeypatch.setenv("GITHUB_WORKFLOW_REF", other)
+        assert place(foreign(target="hf:llama")) is None
+
+
+def test_what_nothing_else_asked_for_is_at_the_configuration(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "pyproject.toml").write_text('[project]\nname = "x"\n\n[tool.normwise]\nfail-on = "never"\n')
+    assert main(["check", "demo:faulty-decoder", "--select", "NUM", "-o", "r.sarif", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["configuration"] == "pyproject.toml:4"
+    (only,) = json.loads((repository / "r.sarif").read_text("utf-8"))["runs"]
+    places = [each["physicalLocation"] for result in only["results"] for each in result["locations"]]
+    assert places
+    assert [each for each in places if each["artifactLocation"]["uri"] != "pyproject.toml"] == []
+    assert [each for each in places if each["region"] != {"startLine": 4}] == []
+
+
+@pytest.mark.parametrize("target", ["hf:modeling", "timm:modeling", "demo:modeling", "modeling", ""])
+def test_a_target_that_names_no_file_is_at_none(target: str, repository: Path) -> None:
+    for name in ("hf.py", "timm.py", "demo.py", "config.json"):
+        (repository / name).write_text("def modeling(): ...\n")
+    report = foreign(target=target)
+    assert place(report) is None
+    assert "file=" not in reports.render(report, "github")
+    assert run(report)["results"][0]["message"]["text"].splitlines()[1].endswith("×13 (…/modeling.py:57)")
+
+
+def test_below_the_root_of_a_repository_files_count_from_there(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / ".git").mkdir()
+    (repository / "sub").mkdir()
+    (repository / "sub" / "pool.py").write_text("\n" * 60)
+    monkeypatch.chdir(repository / "sub")
+    report = encoder()
+    for written, shown in [("pool.py:57", "sub/pool.py:57"), ("../modeling.py:57", "modeling.py:57")]:
+        assert place(replace(report, norms=tuple(replace(each, source=written) for each in report.norms))) == shown
+
+
+def test_a_place_with_a_line_goes_before_one_without(repository: Path) -> None:
+    first = replace(encoder().findings[0], paths=("head", encoder().norms[0].path))
+    located, other = run(replace(encoder(), findings=(first,)))["results"][0]["locations"]
+    assert ("physicalLocation" in located, "physicalLocation" in other) == (True, False)
 
 
 @pytest.mark.parametrize("name", ["a b.py", "层.py", "a%20b.py", "x#y?.py", "c:d.py", "sub/deep.py"])
@@ -206,9 +303,9 @@ def test_more_locations_than_github_takes_are_cut_with_a_note(repository: Path) 
 
 
 def test_braces_and_brackets_of_a_message_are_no_placeholders_and_no_links() -> None:
-    first = replace(encoder().findings[0], message="{0} of [a](b) \\ x", fix="f")
+    first = replace(encoder().findings[0], message="{0} of [a](b) \\ x", fix="f", path="p", paths=())
     (result,) = run(replace(encoder(), findings=(first,)))["results"]
-    assert result["message"]["text"] == "{{0}} of \\[a\\](b) \\\\ x\nFix: f"
+    assert result["message"]["text"] == "{{0}} of \\[a\\](b) \\\\ x\nWhere: p\nFix: f"
 
 
 def test_a_rule_is_described_by_its_page_and_the_names_of_the_standard() -> None:

@@ -58,12 +58,13 @@ def test_every_key_is_read(file: Path) -> None:
         baseline=file.parent / "known.json",
         per_module_ignores=(ignored,),
         file=file,
+        where="pyproject.toml:2",
     )
 
 
 def test_an_empty_table_changes_nothing(file: Path) -> None:
     file.write_text("[tool.normwise]")
-    assert replace(read(file), file=None) == Configuration()
+    assert replace(read(file), file=None, where=None) == Configuration()
 
 
 ENTRY = '[[tool.normwise.per-module-ignores]]\nmodules = ["a"]\nrules = ["PLC001"]\nreason = "b"\n'

@@ -55,6 +55,34 @@ def test_a_file_that_cannot_be_imported(tmp_path: Path, content: str, message: s
     assert [item.name for item in tmp_path.iterdir()] == ["user.py"]
 
 
+@pytest.mark.parametrize(
+    ("folder", "target", "content", "hint"),
+    [
+        (".", "kit/nets/model.py:build", "import kit.parts\n", "'kit'; give kit.nets.model:build"),
+        (".", "kit/nets/model.py", "import kit.parts\n", "'kit'; give kit.nets.model:NAME"),
+        (".", "kit/nets/model.py:build", "from ..parts import x\n", "package; give kit.nets.model:build"),
+        ("kit", "nets/model.py:build", "import kit.parts\n", "'kit'; give kit.nets.model:build in the folder {root}"),
+        (".", "kit/nets/model.py:build", "import beside\n", "'beside'; give kit.nets.model:build"),
+        (".", "kit/no-name/model.py:build", "import beside\n", "'beside'"),
+        (".", "kit/nets/model.py:build", "import no_such_package_anywhere\n", "'no_such_package_anywhere'"),
+        (".", "kit/nets/model.py:build", "from torch import no_such_name\n", "/__init__.py)"),
+    ],
+)
+def test_a_file_that_needs_its_package_is_named_as_a_module(
+    folder: str, target: str, content: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("kit/__init__.py", "kit/parts.py", "kit/nets/__init__.py", "beside.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1\n")
+    for place in ("nets", "no-name"):
+        (tmp_path / "kit" / place).mkdir(exist_ok=True)
+        (tmp_path / "kit" / place / "model.py").write_text(f"{content}build = 1\n")
+    monkeypatch.chdir(tmp_path / folder)
+    with pytest.raises(TargetError) as caught:
+        load(target)
+    assert str(caught.value).endswith(hint.format(root=tmp_path))
+
+
 def test_a_file_without_a_callable() -> None:
     with pytest.raises(TargetError, match=r"names a file but no callable in it; give .*answers\.py:NAME"):
         load(str(FOLDER / "answers.py"))

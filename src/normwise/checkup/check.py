@@ -143,7 +143,8 @@ def check(
     report = _report(target, wanted, effort, judged=True)
     suppressions = [*suppression.marked(target.model), *asked.suppressions()]
     suppressions += known.suppressions(report.target) if known is not None else []
-    return replace(suppression.quieted(report, suppressions), call=_call(model, inputs, evidence, effort))
+    report = replace(report, call=_call(model, inputs, evidence, effort), configuration=asked.where)
+    return suppression.quieted(report, suppressions)
 
 
 def map(model: nn.Module | ExportedProgram | Target | str, inputs: Any = None, **evidence: Any) -> Report:

@@ -78,6 +78,7 @@ class Configuration:
         baseline: the file of findings that are known.
         per_module_ignores: what is kept quiet, where and why.
         file: where all this was read.
+        where: FILE:LINE of the table in it.
     """
 
     select: tuple[str, ...] = ()
@@ -86,6 +87,7 @@ class Configuration:
     baseline: Path | None = None
     per_module_ignores: tuple[PerModuleIgnore, ...] = ()
     file: Path | None = None
+    where: str | None = None
 
     def suppressions(self) -> list[Suppression]:
         """Return what is kept quiet at which modules."""
@@ -192,6 +194,7 @@ class _Table:
             baseline=None if baseline is None else self.path.parent / baseline,
             per_module_ignores=tuple(self.per_module_ignores()),
             file=self.path,
+            where=self.where(),
         )
 
     def known(self, table: dict[str, Any], keys: Collection[str], *at: str | int) -> None:

@@ -36,6 +36,7 @@ class Report:
     weights: str = "given"
     effort: str = "normal"
     call: str = ""  # how the same check is called again: Python, or a command line
+    configuration: str | None = None  # FILE:LINE of the [tool.normwise] that was followed
     notes: tuple[str, ...] = ()  # what was reduced, generated or assumed
     versions: Mapping[str, str] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType
@@ -15,6 +14,7 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 from normwise.graph.data import Call, Source
+from normwise.rendering.sources import named
 
 __all__ = ["CallStack", "SourceFinder"]
 
@@ -23,7 +23,6 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # what runs the tracer; our own layers and models are user code like anybody's
 _MACHINERY = tuple(os.path.join(_PACKAGE, name) for name in ("graph", "facts", "checkup", "targets", "cli"))
 _TRACER = os.path.join(_PACKAGE, "graph", "trace.py")  # calls the model
-_ROOTS = tuple(sorted({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}, key=len, reverse=True))
 
 
 class CallStack:
@@ -107,16 +106,7 @@ class SourceFinder:
             if user:
                 key = (code, frame.f_lineno)
                 if key not in self._sources:
-                    self._sources[key] = Source(_short(code.co_filename), frame.f_lineno, code.co_name)
+                    self._sources[key] = Source(named(code.co_filename), frame.f_lineno, code.co_name)
                 return self._sources[key]
             frame = frame.f_back
         return None
-
-
-def _short(filename: str) -> str:
-    """Return a file name that means the same on another machine."""
-    for root in _ROOTS:
-        if filename.startswith(root + os.sep):
-            return filename[len(root) + 1 :]
-    relative = os.path.relpath(filename)
-    return relative if not relative.startswith("..") else os.path.basename(filename)

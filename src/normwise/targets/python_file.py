@@ -73,8 +73,25 @@ def _import(path: Path, text: str) -> ModuleType:
         raise
     except BaseException as error:  # SystemExit too: scripts call sys.exit()
         del sys.modules[name]
-        raise TargetError(f"{text}: importing the file failed at {user_code.blame(error)}") from error
+        hint = _as_module(path, text, error) if isinstance(error, ImportError) else ""
+        raise TargetError(f"{text}: importing the file failed at {user_code.blame(error)}{hint}") from error
     return module
+
+
+def _as_module(path: Path, text: str, error: ImportError) -> str:
+    """Return how a file is named that needs the package around it, or the current folder; "" where that is no help."""
+    path, top = path.resolve(), (error.name or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError):
+        fits = (each for each in (Path.cwd(), *path.parents) if (each / top).is_dir() or (each / f"{top}.py").is_file())
+    else:  # a relative import
+        fits = (each for each in path.parents[1:] if "relative import" in str(error))
+        fits = (each for each in fits if not (each / "__init__.py").is_file())
+    root = next((each for each in fits if path.is_relative_to(each)), None)
+    names = () if root is None else path.relative_to(root).with_suffix("").parts
+    if not names or not all(map(str.isidentifier, names)):
+        return ""
+    where = "" if root == Path.cwd() else f" in the folder {root}"
+    return f"; give {'.'.join(names)}:{text.rpartition(':')[2] if '.py:' in text else 'NAME'}{where}"
 
 
 def _forget_siblings(folder: Path, before: set[str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from normwise.checkup.finding import Finding, Severity
 from normwise.checkup.reports import _quiet, _view
-from normwise.checkup.reports._sources import Source, finder
+from normwise.checkup.reports._sources import Source, Sources
 from normwise.checkup.reports._words import Words, words
 from normwise.rendering.cleaning import clean, obeyed_by_none, shorten
 
@@ -36,10 +36,10 @@ def render(report: Report, *, lang: str = "en") -> str:
         lang: language of the words around the data, "en" or "zh".
     """
     say = words(lang)
-    find = finder(report)
+    sources = Sources(report)
     lines = []
     for each in report.findings:
-        lines.append(_command(_COMMANDS[each.severity], _title(each), _message(each, say), find(each.path)))
+        lines.append(_command(_COMMANDS[each.severity], _title(each), _message(each, say), sources.of(each.path)))
     for row in _quiet.unused(report, say):
         said = f"{say('unused suppression')}: {row.code} {row.pattern}, {row.said}"
         lines.append(_command("warning", f"normwise ({row.code})", said, None))

@@ -41,6 +41,7 @@ def _document(report: Report) -> dict[str, Any]:
         "weights": report.weights,
         "effort": report.effort,
         "call": report.call,
+        "configuration": report.configuration,
         "notes": report.notes,
         "versions": report.versions,
         "cost": asdict(report.cost),

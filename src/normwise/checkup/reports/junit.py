@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from normwise.checkup.finding import Finding
 from normwise.checkup.reports import _pages, _quiet, _view
-from normwise.checkup.reports._sources import Source, finder
+from normwise.checkup.reports._sources import Sources
 from normwise.checkup.reports._words import Words, words
 from normwise.rendering.cleaning import clean, respelled
 
@@ -61,7 +61,7 @@ def render(report: Report, *, lang: str = "en") -> str:
 
 def _cases(report: Report, say: Words) -> Iterator[Element]:
     """Yield a case for each rule, in the order of their codes."""
-    find = finder(report)
+    sources = Sources(report)
     found: dict[str, list[Finding]] = {}
     for finding in report.findings:
         found.setdefault(finding.code, []).append(finding)
@@ -73,7 +73,7 @@ def _cases(report: Report, say: Words) -> Iterator[Element]:
         case = Element("testcase", classname=f"normwise.{_shown(code[:3])}", name=_name(code, report))
         for finding in found.get(code, ()):
             message, kind = _shown(say.text(finding.message)), str(finding.severity)
-            text = "\n".join(_lines(finding, find(finding.path), say))
+            text = "\n".join(_lines(finding, sources.code(finding.path), say))
             SubElement(case, "failure", message=message, type=kind).text = text
         if not len(case) and (rows := quiet.get(code)):
             said = "; ".join(f"{row.where}: {row.reason} ({row.said})" for row in rows)
@@ -89,11 +89,11 @@ def _name(code: str, report: Report) -> str:
     return _shown(f"{code} {name}".strip())
 
 
-def _lines(finding: Finding, source: Source | None, say: Words) -> Iterator[str]:
+def _lines(finding: Finding, code: str | None, say: Words) -> Iterator[str]:
     places, count = _view.places(finding, say)
     yield _shown(f"{say('where')}: {places}" + (f" ×{count}" if count > 1 else ""))
-    if source:
-        yield _shown(f"{say('source')}: {source.file}:{source.line}")
+    if code:
+        yield _shown(f"{say('source')}: {code}")
     yield f"{say('basis')}: {say(str(finding.basis))}"
     yield from (_shown(f"{name}: {value}") for name, value in _view.evidence(finding.evidence, say))
     if finding.counterfactual:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from normwise.checkup.finding import Finding
 from normwise.checkup.reports import _quiet, _view
+from normwise.checkup.reports._sources import Sources
 from normwise.checkup.reports._words import Words, words
 from normwise.facts.records import Stack
 from normwise.rendering.cleaning import clean, shorten
@@ -62,12 +63,14 @@ def _findings(report: Report, say: Words, full: bool) -> Iterator[str]:
     if report.findings:
         yield f"## {say('Findings')} ({len(report.findings)})"
         heading = [say("level"), say.noun("rule"), *map(say, ("where", "what", "fix", "basis"))]
-        yield table(heading, (_finding(each, say, full) for each in report.findings))
+        sources = Sources(report)
+        yield table(heading, (_finding(each, sources.code(each.path), say, full) for each in report.findings))
 
 
-def _finding(finding: Finding, say: Words, full: bool) -> list[str]:
+def _finding(finding: Finding, source: str | None, say: Words, full: bool) -> list[str]:
     places, count = _view.places(finding, say, most=len(finding.paths) if full else _view.MOST_PLACES)
     where = code(places if full else shorten(places, _LONGEST_PLACES)) + (f" ×{count}" if count > 1 else "")
+    where += f"<br>{code(source)}" if source else ""
     what = [prose(say.text(finding.message))]
     what += [f"{prose(name)}: {prose(value)}" for name, value in _view.evidence(finding.evidence, say)]
     if finding.counterfactual:

@@ -2,9 +2,10 @@
 
 The standard is https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html. By default the results are the
 findings that count: GitHub opens an alert for every result, also for one whose ``kind`` is ``pass`` (microsoft/PSRule
-issue 955) or that is suppressed (github/codeql-action issue 1230), and refuses a file with a result that names no file
-(issue 2459). With ``full`` every rule has a result, and suppressed findings are among them. A rule that could not judge
-is always told of, as a notification. The text is English.
+issue 955) or that is suppressed (github/codeql-action issue 1230), and refuses a log with a result that names no file
+(issue 2459): ``Sources`` says which file that is. It shows the message and the first location, no logical ones, so the
+message names the modules. With ``full`` every rule has a result, and suppressed findings are among them. A rule that
+could not judge is always told of, as a notification. The text is English.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from normwise.checkup.finding import Basis, Finding, Severity, Suppressed
-from normwise.checkup.reports import _pages
-from normwise.checkup.reports._sources import Source, finder
+from normwise.checkup.reports import _pages, _view
+from normwise.checkup.reports._sources import Source, Sources
+from normwise.checkup.reports._words import words
 from normwise.rendering.cleaning import clean, respelled, visible
 from normwise.rendering.plain import plain
 from normwise.rendering.prose import blocks
@@ -35,6 +37,7 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 _PRECISION = {Basis.PROOF: "very-high", Basis.MEASURED: "high", Basis.PATTERN: "medium"}  # GitHub's words
 _BASELINE = "baseline"
+_SAY = words("en")
 _KINDS = {"ignore": "inSource", "configuration": "external"}  # where a suppression is kept
 # GitHub's limits (docs.github.com, "SARIF support for code scanning"): locations of a result, characters of a
 # description. Ten of its twenty tags for a rule are shown; we have one.
@@ -155,7 +158,7 @@ class _Results:
     def __init__(self, report: Report, codes: Sequence[str]) -> None:
         self.report = report
         self.index = {code: index for index, code in enumerate(codes)}
-        self.find = finder(report)
+        self.sources = Sources(report)
 
     def all(self) -> Iterator[dict[str, Any]]:
         """Yield a result for each finding, suppressed finding, rule that passed and rule that could not judge."""
@@ -173,16 +176,13 @@ class _Results:
         """Return the result of a finding."""
         paths = list(dict.fromkeys(clean(path) for path in finding.paths or (finding.path,)))
         kept, left = paths[:_MOST_LOCATIONS], len(paths) - len(paths[:_MOST_LOCATIONS])
-        said = [clean(finding.message), f"Fix: {clean(finding.fix)}"]
-        if left:
-            said.append(f"{left} more places are in the JSON report.")
         return {
             "ruleId": finding.code,
             "ruleIndex": self.index[finding.code],
             "kind": "fail",
             "level": _LEVELS[finding.severity],
-            "message": _message("\n".join(said)),
-            "locations": _locations(kept, self.find),
+            "message": _message("\n".join(self._says(finding, left))),
+            "locations": _locations(kept, self.sources),
             "partialFingerprints": {"normwise/v1": finding.fingerprint},
             "properties": _cleaned(
                 {
@@ -194,6 +194,17 @@ class _Results:
                 }
             ),
         }
+
+    def _says(self, finding: Finding, left: int) -> Iterator[str]:
+        places, count = _view.places(finding, _SAY)
+        code = self.sources.code(finding.path)
+        yield clean(finding.message)
+        yield f"Where: {places}" + (f" ×{count}" if count > 1 else "") + (f" ({clean(code)})" if code else "")
+        if finding.counterfactual:
+            yield f"Effect: {_view.effect(finding, _SAY)}"
+        yield f"Fix: {clean(finding.fix)}"
+        if left:
+            yield f"{left} more places are in the JSON report."
 
     def _verdict(self, code: str, kind: str, text: str) -> dict[str, Any]:
         rule = {"ruleId": code, "ruleIndex": self.index[code]}
@@ -208,14 +219,14 @@ def _suppression(each: Suppressed) -> dict[str, Any]:
     return {"suppressions": [{**kept, "properties": _cleaned({"by": each.by, "where": each.where})}]}
 
 
-def _locations(paths: Sequence[str], find: Callable[[str], Source | None]) -> list[dict[str, Any]]:
-    """Return a location for each line, with the modules that run it."""
+def _locations(paths: Sequence[str], sources: Sources) -> list[dict[str, Any]]:
+    """Return a location for each line, with the modules that run it, those without a line last."""
     by_source: dict[Source | None, list[str]] = {}
     for path in paths:
-        by_source.setdefault(find(path), []).append(path)
+        by_source.setdefault(sources.of(path), []).append(path)
     return [
         {**({"physicalLocation": _physical(source)} if source else {}), "logicalLocations": list(map(_logical, inside))}
-        for source, inside in by_source.items()
+        for source, inside in sorted(by_source.items(), key=lambda item: item[0] is None)
     ]
 
 
