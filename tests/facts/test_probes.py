@@ -215,6 +215,41 @@ def test_contrast_within_the_batch_is_named_and_pairs_nothing() -> None:
     assert seen.norms == ()
 
 
+class Faint(nn.Module):
+    """A norm in a branch of thousandths on the stream of a token; attention, where it is asked for, is as faint."""
+
+    def __init__(self, *axes: int, sees: bool | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.norm, self.write = nn.Embedding(11, 8), Rms(*axes), nn.Linear(8, 8)
+        self.sees = sees
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        if self.sees is not None:
+            x = x + (1.0 if self.sees else 1e-3) * functional.scaled_dot_product_attention(x, x, x, is_causal=self.sees)
+        return x + 1e-3 * self.write(self.norm(x))
+
+
+def test_what_is_small_and_gone_with_the_norm_held_is_the_norms_doing() -> None:
+    batch = facts(Faint(-3, -2, -1), ids(), padded_inputs=(ids(steps=9),)).partners
+    assert batch.norms
+    assert 1e-5 < batch.change < 1e-3
+    time = facts(Faint(-2, -1, sees=True), ids()).causality
+    assert time.leaks
+    assert 1e-5 < time.change < 1e-3
+    longer = functional.pad(ids(), (0, 2))
+    (padding,) = facts(Faint(-2, -1), ids(), padded_inputs=(longer,)).padding.modes
+    assert 1e-5 < padding.change < 1e-3
+
+
+def test_what_is_small_and_stays_with_the_norm_held_is_not() -> None:
+    weak = facts(Faint(-2, -1, sees=False), ids()).causality
+    assert 1e-5 < weak.change < 1e-3
+    assert not weak.leaks
+    assert facts(Faint(-1), ids(), padded_inputs=(functional.pad(ids(), (0, 2)),)).padding.modes == ()
+
+
 # -- causality ---------------------------------------------------------------------------
 
 

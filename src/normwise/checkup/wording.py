@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["counted"]
+__all__ = ["counted", "percent"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -13,3 +13,13 @@ def counted(number: int, noun: str) -> str:
         ('1 norm', '64 norms')
     """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent: with one decimal, or with its first digit where that would be zeros.
+
+    Examples:
+        >>> percent(0.123), percent(0.00006)
+        ('12.3%', '0.006%')
+    """
+    return f"{share:.1%}" if share >= 0.001 else f"{float(f'{100 * share:.1g}'):f}".rstrip("0") + "%"

@@ -52,7 +52,7 @@ class Causality:
     @cached_property
     def leaks(self) -> bool:
         """Whether the model is causal but for these norms: it says so, or it is with them held."""
-        if not self.norms or self.forward_flow is None:
+        if self.forward_flow is None or not mixing.moved(self.change, lambda: self.held):
             return False
         # a weak encoder moves earlier steps by 3e-4 (PatchTST at its first weights): only rounding counts as causal
         return self.claimed or (self.held <= AGREE and self.forward_flow() >= DIFFER)
@@ -122,7 +122,7 @@ class _Probe:
         change = mixing.output_change(facts.target, "time", steps, self.past, base, other, pairs)
         if found and change is None:
             raise NotKnown(_NO_OUTPUT)
-        if not found or change is None or change < DIFFER:
+        if not found or change is None or change <= AGREE:
             return Causality(steps=steps, step=self.step, change=change or 0.0)
         reached = [c for c in calls if _moves(c, base, other, pairs)]  # not those of an encoder beside it
         alike = mixing.like_calls([f.call for f in found], reached, base.graph)

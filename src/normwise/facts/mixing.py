@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from normwise.facts.differences import (
+    AGREE,
+    DIFFER,
     Introduced,
     Layout,
     held,
@@ -23,7 +25,19 @@ from normwise.spec import Scope
 from normwise.targets import inputs
 from normwise.targets.target import Target
 
-__all__ = ["Mixer", "holding", "like_calls", "may_mix", "mixer", "norm_values", "output_change", "sites_of_calls"]
+__all__ = [
+    "Mixer",
+    "holding",
+    "like_calls",
+    "may_mix",
+    "mixer",
+    "moved",
+    "norm_values",
+    "output_change",
+    "sites_of_calls",
+]
+
+LEFT = 0.1  # of the change, with the norms held: rounding moves a row-wise model by 6e-7, at most that of AGREE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +156,16 @@ def output_change(
         if parts is not None:
             moved.append(relative_change(*parts))
     return max(moved) if moved else None
+
+
+def moved(change: float, held: Callable[[], float]) -> bool:
+    """Whether norms that mix move the outputs: visibly, or by less but more than rounding, and not while they are held.
+
+    Args:
+        change: of the outputs.
+        held: returns what is left of it with the norms held; costs a pass.
+    """
+    return change >= DIFFER or (change > AGREE and held() <= LEFT * change)
 
 
 def mixer(first: Run, second: Run, pairs: Mapping[int, int], units: int, protected: torch.Tensor) -> Mixer | None:

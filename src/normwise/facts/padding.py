@@ -206,7 +206,7 @@ class _Probe:
             (c, *moved) for c in calls if (moved := self._moved(self._places(c, first, second, pairs))) is not None
         ]
         change = self._output_change(first, second, pairs)
-        if not found or change < DIFFER:
+        if not found or change <= AGREE:
             return None
         alike = mixing.like_calls([c for c, *_ in found], calls, graph)
         instead, wanted = self._holding([self._places(c, first, second, pairs) for c in alike])
@@ -216,6 +216,8 @@ class _Probe:
             run = runs.variant(*self.call, training=training, wanted=wanted, instead=instead)
             return self._output_change(first, run, pairs)
 
+        if not mixing.moved(change, change_held):
+            return None
         return Padded(
             training=training,
             change=change,

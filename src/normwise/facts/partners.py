@@ -11,7 +11,7 @@ import torch
 from normwise.errors import NotKnown
 from normwise.facts import mixing
 from normwise.facts.changed_inputs import replaced
-from normwise.facts.differences import DIFFER, Introduced, introduced
+from normwise.facts.differences import AGREE, DIFFER, Introduced, introduced
 from normwise.facts.sites import Site
 from normwise.graph import aligned
 from normwise.rendering import both
@@ -79,16 +79,16 @@ def _compare(facts: Facts, samples: int) -> Partners:
     # the outputs alone acquit nearly every model; only a suspect is run again with all its values kept
     other = facts.runs.variant(*call, wanted=base.graph.outputs)
     change = mixing.output_change(*common, other, aligned(base.graph, other.graph))
-    if change is not None and change < DIFFER:
+    if change is not None and change <= AGREE:
         return Partners(samples=samples, change=change)
     other = facts.runs.variant(*call)
     pairs = aligned(base.graph, other.graph)
     change = mixing.output_change(*common, other, pairs)
     if change is None:
         raise NotKnown(_NO_OUTPUT)
-    if change < DIFFER:
-        return Partners(samples=samples, change=change)
     found = tuple(introduced(facts.norm_calls.norms, base, other, pairs, samples, protected))
+    if not found and change < DIFFER:
+        return Partners(samples=samples, change=change)
     if not found:
         first = mixing.mixer(base, other, pairs, samples, protected)
         return Partners(samples=samples, change=change, mixer=first)
@@ -100,5 +100,7 @@ def _compare(facts: Facts, samples: int) -> Partners:
         repaired = facts.runs.variant(*call, wanted=wanted, instead=instead)
         return mixing.output_change(*common, repaired, pairs) or 0.0
 
+    if not mixing.moved(change, change_held):
+        return Partners(samples=samples, change=change)
     sites = mixing.sites_of_calls(facts.sites, calls)
     return Partners(samples=samples, change=change, norms=found, sites=sites, change_held=change_held)

@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.checkup.wording import percent
 from normwise.facts import Facts
 from normwise.facts.causality import Causality, Trained, in_train_mode
 from normwise.facts.differences import DIFFER
@@ -75,15 +76,15 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def _in_train_mode(seen: Trained) -> Finding:
-    count = len(seen.paths)
+    count, by = len(seen.paths), percent(seen.change)
     return Finding(
         path=seen.paths[0],
         paths=seen.paths,
         severity=Severity.WARNING if seen.claimed else Severity.INFO,
         basis=Basis.MEASURED,
         message=both(
-            f"in training, inputs after step {seen.step} move outputs before it by {seen.change:.1%}: batch statistics",
-            f"训练时，第 {seen.step} 步之后的输入使之前的输出变化 {seen.change:.1%}：批统计量",
+            f"in training, inputs after step {seen.step} move outputs before it by {by}: batch statistics",
+            f"训练时，第 {seen.step} 步之后的输入使之前的输出变化 {by}：批统计量",
         ),
         evidence={
             "metric": "change of the outputs up to the step, relative",
@@ -109,14 +110,14 @@ def _in_train_mode(seen: Trained) -> Finding:
 
 def _finding(seen: Causality, severity: Severity) -> Finding:
     paths = tuple(s.row.path for s in seen.sites)
-    first = seen.norms[0]
+    first, by = seen.norms[0], percent(seen.change)
     return Finding(
         paths=paths,
         severity=severity,
         basis=Basis.MEASURED,
         message=both(
-            f"tokens after step {seen.step} move the outputs before it by {seen.change:.1%}, through this norm alone",
-            f"替换第 {seen.step} 步之后的词元，之前的输出变化 {seen.change:.1%}，只经由该归一化",
+            f"tokens after step {seen.step} move the outputs before it by {by}, through this norm alone",
+            f"替换第 {seen.step} 步之后的词元，之前的输出变化 {by}，只经由该归一化",
         ),
         evidence={
             "metric": "change of the outputs up to the step, relative",

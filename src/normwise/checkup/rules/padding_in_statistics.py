@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.checkup.wording import percent
 from normwise.facts import Facts, mixing
 from normwise.facts.padding import Padded
 from normwise.facts.repairs import effect
@@ -80,8 +81,8 @@ def _finding(mode: Padded, paths: tuple[str, ...], share: float) -> Finding:
         severity=Severity.WARNING if mode.training else SEVERITY,
         basis=Basis.MEASURED,
         message=both(
-            f"{share:.0%} padding moves the outputs of the same samples by {mode.change:.1%} {where_en}",
-            f"{where_zh} {share:.0%} 的填充使同样样本的输出变化 {mode.change:.1%}",
+            f"{share:.0%} padding moves the outputs of the same samples by {percent(mode.change)} {where_en}",
+            f"{where_zh} {share:.0%} 的填充使同样样本的输出变化 {percent(mode.change)}",
         ),
         evidence={
             "metric": "change of the outputs on valid positions, relative",

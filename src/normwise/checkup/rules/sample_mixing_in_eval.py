@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.checkup.wording import percent
 from normwise.facts import Facts
 from normwise.facts.differences import AGREE, DIFFER
 from normwise.facts.mixing import Mixer
@@ -63,8 +64,6 @@ SEVERITY = Severity.ERROR
 def check(facts: Facts) -> Iterator[Finding]:
     """Report the norms, or the op, through which one sample's result depends on the others."""
     seen = facts.partners
-    if seen.change < DIFFER:
-        return
     if seen.norms:
         # a model in train mode is being trained, where statistics of the batch are what a batch norm is for
         evaluated = not facts.target.model.training or facts.target.eval_fn is not None
@@ -93,8 +92,8 @@ def _of_norms(seen: Partners, severity: Severity) -> Finding:
         severity=severity,
         basis=Basis.MEASURED,
         message=both(
-            f"other batch partners move a sample's output by {seen.change:.1%}; statistics over the batch",
-            f"换掉同批样本，一个样本的输出变化 {seen.change:.1%}；统计量跨越批次",
+            f"other batch partners move a sample's output by {percent(seen.change)}; statistics over the batch",
+            f"换掉同批样本，一个样本的输出变化 {percent(seen.change)}；统计量跨越批次",
         ),
         evidence=_evidence(seen, first.floor)
         | {"norms": len(paths), "norm_change": first.change, "batch_axis": first.layout.axis},
@@ -120,8 +119,8 @@ def _of_op(seen: Partners, mixer: Mixer) -> Finding:
         severity=SEVERITY if mixer.pairs else Severity.INFO,
         basis=Basis.MEASURED,
         message=both(
-            f"other batch partners move a sample's output by {seen.change:.1%} at {mixer.op.short}; {what_en}",
-            f"换掉同批样本，一个样本的输出在 {mixer.op.short} 处变化 {seen.change:.1%}；{what_zh}",
+            f"other batch partners move a sample's output by {percent(seen.change)} at {mixer.op.short}; {what_en}",
+            f"换掉同批样本，一个样本的输出在 {mixer.op.short} 处变化 {percent(seen.change)}；{what_zh}",
         ),
         evidence=_evidence(seen, 0.0) | {"op": mixer.op.name, "source": str(mixer.op.source or "")},
         fix=both(
