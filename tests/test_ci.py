@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from normwise.cli import main
 
@@ -22,7 +24,7 @@ PAGE = (ROOT / "docs" / "ci.md").read_text("utf-8")
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCKS = _FENCE.findall(PAGE)
 MODEL, TEST = (text for language, text in BLOCKS if language == "python")
-WORKFLOW, HOOKS = (yaml.safe_load(text) for language, text in BLOCKS if language == "yaml")
+WORKFLOW, HOOKS, WEIGHTS = (yaml.safe_load(text) for language, text in BLOCKS if language == "yaml")
 PYTEST, BASELINE = (text.splitlines() for language, text in BLOCKS if language == "sh")
 FAULTY = MODEL.replace("norm=nn.LayerNorm(64), ", "")
 MANIFEST = ROOT / ".pre-commit-hooks.yaml"
@@ -94,6 +96,46 @@ def test_the_hook_of_the_page_is_one_and_runs(project: Path, monkeypatch: pytest
     assert [hook[key] for key in same] == [own[key] for key in same]
     monkeypatch.chdir(project)
     assert main(shlex.split(hook["entry"])[1:]) == 0
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "vocab_size": 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("gain", "code"), [(1.5, 0), (float("nan"), 1)])
+def test_the_hook_for_weights_needs_no_model(
+    gain: float, code: int, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / ".pre-commit-config.yaml").write_text(yaml.safe_dump(WEIGHTS))
+    valid = [sys.executable, "-m", "pre_commit", "validate-config", ".pre-commit-config.yaml"]
+    subprocess.run(valid, cwd=project, check=True, capture_output=True)
+    (hook,) = WEIGHTS["repos"][0]["hooks"]
+    folder = project / "weights"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    save_file({"model.norm.weight": torch.tensor([gain, *[1.0] * 7])}, folder / "model.safetensors")
+    assert all(re.search(hook["files"], f"weights/{path.name}") for path in folder.iterdir())
+    monkeypatch.chdir(project)
+    assert main(shlex.split(hook["entry"])[1:]) == code
+    assert "needs the model" in capsys.readouterr().out
+
+
+def test_a_configuration_alone_is_checked_as_the_page_says(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    (entry,) = re.findall(r"`(hf:\./weights [^`]*)`", PAGE)
+    (project / "weights").mkdir()
+    (project / "weights" / "config.json").write_text(json.dumps(LLAMA))
+    monkeypatch.chdir(project)
+    assert main(["check", "./weights"]) == 2
+    assert "hf:weights" in capsys.readouterr().err
+    assert main(["check", "weights/config.json"]) == 2
+    assert f"give hf:{project / 'weights'}" in capsys.readouterr().err
+    assert main(["check", *shlex.split(entry)]) == 0
+    assert "needs trained weights" in capsys.readouterr().out
 
 
 def test_the_test_of_the_page_passes_and_leaves_its_reports(project: Path) -> None:

@@ -39,6 +39,8 @@ def _reason(text: str) -> str:
         )
     if Path(text).is_dir():
         return "this folder has no weights (.safetensors, .pt, .pth, .bin, .ckpt) and no config.json"
+    if Path(text).name == "config.json" and Path(text).is_file():
+        return f"a configuration is checked by its folder; give hf:{Path(text).absolute().parent}"
     if Path(text).is_file():
         return "this file is no Python file; give FILE.py:callable"
     return _guess(text) or _missing(text) or "no kind of target is written like this"

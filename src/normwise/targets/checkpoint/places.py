@@ -95,5 +95,5 @@ def _weights_of(folder: Path) -> Path:
             listed = ", ".join(clean(name) for name in found[:4])
             raise broken("several-weights", str(folder), f"several files of weights and no index: give one of {listed}")
     raise broken(
-        "no-weights", str(folder), f"the folder has a config.json and no weights; hf:{folder} maps the architecture"
+        "no-weights", str(folder), f"the folder has a config.json and no weights; hf:{folder} checks its architecture"
     )
