@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
@@ -200,7 +202,7 @@ def foreign(**more: Any) -> Report:
         ("models/m.py:imported", "models/m.py", "x = 1\nfrom y import imported\n", 1),
         ("models/m.py:build", "models/m.py", "x = 1\ndef build(:\n", 1),
         ("models.m:build", "models/m.py", "x = 1\n\ndef build(): ...\n", 3),
-        ("models.m:build", "models/m/__init__.py", "def other(): ...\ndef build(): ...\n", 2),
+        ("models.m:build", "src/models/m/__init__.py", "def other(): ...\ndef build(): ...\n", 2),
         ("w/model.onnx", "w/model.onnx", "", 1),
         ("w/model.safetensors", "w/model.safetensors", "", 1),
         ("./w", "w/config.json", "{}", 1),
@@ -209,10 +211,12 @@ def foreign(**more: Any) -> Report:
     ],
 )
 def test_what_has_no_line_here_is_at_the_file_that_the_target_names(
-    target: str, file: str, text: str, line: int, repository: Path
+    target: str, file: str, text: str, line: int, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (repository / file).parent.mkdir(parents=True)
     (repository / file).write_text(text)
+    if target.startswith("models.m:"):
+        monkeypatch.setitem(sys.modules, "models.m", SimpleNamespace(__file__=str(repository / file)))
     report = foreign(target=target)
     assert place(report) == f"{file}:{line}"
     assert f"file={file},line={line}::" in reports.render(report, "github")
@@ -254,9 +258,9 @@ def test_what_nothing_else_asked_for_is_at_the_configuration(
     assert [each for each in places if each["region"] != {"startLine": 4}] == []
 
 
-@pytest.mark.parametrize("target", ["hf:modeling", "timm:modeling", "demo:modeling", "modeling", ""])
+@pytest.mark.parametrize("target", ["hf:modeling", "timm:modeling", "demo:modeling", "modeling", "torch:modeling", ""])
 def test_a_target_that_names_no_file_is_at_none(target: str, repository: Path) -> None:
-    for name in ("hf.py", "timm.py", "demo.py", "config.json"):
+    for name in ("hf.py", "timm.py", "demo.py", "torch.py", "config.json"):  # torch is imported from elsewhere
         (repository / name).write_text("def modeling(): ...\n")
     report = foreign(target=target)
     assert place(report) is None

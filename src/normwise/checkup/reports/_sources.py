@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ def _of_target(report: Report) -> Iterator[tuple[str, int]]:
     if python_file.claims(target):
         yield head, _line_of(name, head)
     elif python_module.claims(target):
-        for file in (f"{head.replace('.', '/')}.py", f"{head.replace('.', '/')}/__init__.py"):
+        if file := getattr(sys.modules.get(head), "__file__", None):  # the one that was imported, wherever it lies
             yield file, _line_of(name, file)
     elif target:
         path = Path(target.removeprefix(_FOLDER))
