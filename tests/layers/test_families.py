@@ -6,6 +6,7 @@ The same bits are the promise of the eager kernel; the best kernel may be one un
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import re
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from torch import nn
 from normwise import kernels
 from normwise.kernels import eager
 from normwise.layers import FAMILIES, LayerNorm, RMSNorm
-from normwise.spec import reference
+from normwise.spec import family_name, reference
 from tests.layers.norm_calls import Compute, build, class_of, operands, run_ours, run_theirs
 from tests.layers.transformers_norms import BLOCKS, NORMS, NOT_EXPRESSIBLE, WIDTH, Norm
 from tests.layers.transformers_source import norm_sources
@@ -44,7 +45,13 @@ LOOSE: dict[str, tuple[float, float]] = dict.fromkeys(
 each_norm = pytest.mark.parametrize("norm", NORMS, ids=[f"{norm.names[0]}-{norm.call}" for norm in NORMS])
 LIKE = [norm for norm in NORMS if norm.call == "plain" and norm.spec in FAMILIES.values() and norm.spec.kind != "scale"]
 LIKE = [norm for norm in LIKE if "moonshine" not in norm.classes]  # its gain is named gamma
-WITH_CONFIG = "bert bloom dinov2 electra falcon gpt-neo gpt-neox gpt2 gptj mpt phi roberta stablelm starcoder2 swin vit"
+WITH_CONFIG = (
+    "albert beit bert big-bird bloom camembert canine codegen convbert ctrl deberta-v2 deit dinov2 "
+    "dinov2-with-registers dpt electra ernie falcon flaubert fnet gpt-bigcode gpt-neo gpt-neox gpt2 gptj hiera hubert "
+    "layoutlm longformer luke markuplm modernbert modernbert-decoder mpnet mpt mra nystromformer openai-gpt phi pvt "
+    "rembert roberta roformer stablelm starcoder2 swin tapas unispeech vilt vit vit-mae vit-msn wav2vec2 wavlm xlm "
+    "xlm-roberta xlnet yolos"
+)
 Run = Callable[[Norm, nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 
 
@@ -200,11 +207,14 @@ def test_a_family_is_the_norm_of_the_folder_of_its_name() -> None:
     assert len(checked) > 60
 
 
-@pytest.mark.parametrize("family", WITH_CONFIG.split())
-def test_eps_of_a_family_with_a_norm_of_torch_is_the_one_of_its_config(family: str) -> None:
-    config = pytest.importorskip("transformers").AutoConfig.for_model(family.replace("-", "_"))
-    told = [getattr(config, key, None) for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")]
-    assert [eps for eps in told if eps is not None] == [FAMILIES[family].eps]
+def test_eps_of_a_family_with_a_norm_of_torch_is_the_one_of_its_config() -> None:
+    auto = pytest.importorskip("transformers").AutoConfig
+    known = {family_name(name): name for name in importlib.import_module(auto.__module__).CONFIG_MAPPING_NAMES}
+    for family in WITH_CONFIG.split():
+        config = auto.for_model(known[family])
+        keys = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+        told = {eps for key in keys if (eps := getattr(config, key, None)) is not None}
+        assert told == {FAMILIES[family].eps}, family
 
 
 @pytest.mark.parametrize("norm", LIKE, ids=[norm.names[0] for norm in LIKE])
@@ -246,7 +256,7 @@ def test_like_of_an_unknown_family_names_the_nearest() -> None:
 
 
 def test_like_of_another_kind_says_which() -> None:
-    with pytest.raises(ValueError, match=r"'llama' is of kind 'rms', asked for 'layer'; pass spec=, or one of: ann"):
+    with pytest.raises(ValueError, match=r"'llama' is of kind 'rms', asked for 'layer'; pass spec=, or one of: alb"):
         LayerNorm.like("llama", 8)
     with pytest.raises(
         ValueError, match=r"'mamba2-gated' is of kind 'gated rms', asked for 'rms'; did you mean 'mamba2'"

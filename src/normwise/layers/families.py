@@ -21,11 +21,15 @@ def family_spec(family: str, usual: NormSpec) -> NormSpec:
     if name in known:
         return FAMILIES[name]
     near = get_close_matches(name, known, n=3)
-    advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"pass spec=, or one of: {', '.join(known)}"
+    advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"pass spec=, or one of: {_some(known)}"
     if name in FAMILIES:
         asked, found = _form(usual), _form(FAMILIES[name])
         raise ValueError(f"the norm of {family!r} is of kind '{found}', asked for '{asked}'; {advice}")
     raise ValueError(f"no family {family!r} is known here; {advice}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more of normwise.layers.FAMILIES" if names[12:] else "")
 
 
 def _form(spec: NormSpec) -> str:
