@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -68,14 +69,57 @@ def _index(weight_map: Any, **more: Any) -> Callable[[Path], object]:
     return make
 
 
-def many(count: int) -> bytes:
+_NOTHING = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+
+
+def _shard(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """A folder in which a second shard is made by a function."""
+
+    def fill(folder: Path) -> None:
+        _index({"h.0.norm.weight": "a.safetensors", "x": "b.safetensors"})(folder)
+        make(folder / "b.safetensors")
+
+    return fill
+
+
+def many(count: int, entry: str = _NOTHING) -> bytes:
     """Return a file of so many tensors without elements."""
-    entry = '"n%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
-    return _text("{" + ",".join(entry % i for i in range(count)) + "}", b"")
+    return _text("{" + ",".join(f'"n{i}":{entry}' for i in range(count)) + "}", b"")
+
+
+def _linked(to: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "model.safetensors").symlink_to(to)
+
+
+def _socket(folder: Path) -> None:
+    """Bind in the folder: a path of a socket may have about a hundred characters."""
+    here = os.getcwd()
+    os.chdir(folder)
+    try:
+        socket.socket(socket.AF_UNIX).bind("model.safetensors")
+    finally:
+        os.chdir(here)
+
+
+def _sparse_gains(count: int, width: int) -> Callable[[Path], object]:
+    entries = {
+        f"h.{i}.norm.weight": {"dtype": "F32", "shape": [width], "data_offsets": [4 * width * i, 4 * width * (i + 1)]}
+        for i in range(count)
+    }
+
+    def make(folder: Path) -> None:
+        head = file(header(entries), b"")
+        with (folder / "model.safetensors").open("wb") as made:
+            made.write(head)
+            made.truncate(len(head) + 4 * width * count)
+
+    return make
 
 
 _ENTRY = '{"dtype":"F32","shape":[4],"data_offsets":[0,16]}'
 _REST = '{"dtype":"F32","shape":[8],"data_offsets":[16,48]}'
+_AXES_64 = "[0" + ",1" * 63 + "]"
+_SORTED = '{"data_offsets":[0,0],"dtype":"F32","shape":[0]}'
 _INDEX = "model.safetensors.index.json"
 
 _FILES: list[tuple[str, str, Callable[[Path], object]]] = [
@@ -131,6 +175,30 @@ _FILES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("a pointer of Git LFS", "header", _put(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")),
     ("a zip archive", "header", _put(b"PK\x03\x04" + b"\0" * 100)),
     ("a pipe", "no regular file", lambda folder: os.mkfifo(folder / "model.safetensors")),
+    ("a socket", "cannot be opened", _socket),
+    ("a link to a device without end", "no regular file", _linked("/dev/zero")),
+    ("a link to nothing", "cannot be opened", _linked("nothing")),
+    ("a link to itself", "cannot be opened", _linked("model.safetensors")),
+    ("a link to the memory of the process", "no safetensors file", _linked("/proc/self/mem")),
+    ("a folder", "no weights", lambda folder: (folder / "model.safetensors").mkdir()),
+    ("4,500,000 axes", "header", _put(_one().replace(b"[4]", b"[" + b"1, " * 4_500_000 + b"4]", 1))),
+    ("64 axes for each of 40,000 tensors", "axes in all", _put(many(40_000, _NOTHING.replace("[0]", _AXES_64)))),
+    ("250,000 tensors, their fields in escapes", "no library", _put(many(250_000, _NOTHING.replace("e", "\\u0065")))),
+    ("1e999 for an offset", "offsets", _put(_text('{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,1e999]}}', b""))),
+    ("NaN for a size", "shape", _put(_one(shape=[float("nan")]))),
+    ("a number that begins with 0", "no JSON", _put(_text(f'{{"a":{_NOTHING.replace("[0]", "[00]")}}}', b""))),
+    ("digits of another script", "no JSON", _put(_text('{"a":{"dtype":"U8","shape":[\u0663],"data_offsets":[0,3]}}'))),
+    ("an offset beyond 63 bits", "its shape", _put(_one(data_offsets=[0, 2**63]))),
+    ("an entry that is null", "header", _put(_text('{"a":null}', b""))),
+    ("an entry with another inside", "header", _put(_text(f'{{"a":{{"b":{_NOTHING}}}}}', b""))),
+    ("metadata that are null", "header", _put(_text('{"__metadata__":null}', b""))),
+    ("metadata as a tensor, by an escape", "__metadata__", _put(_text(f'{{"__met\\u0061data__":{_NOTHING}}}', b""))),
+    ("no comma between tensors", "header", _put(_text(f'{{"a":{_NOTHING} "b":{_NOTHING}}}', b""))),
+    ("a comma behind the last tensor", "header", _put(_text(f'{{"a":{_NOTHING},}}', b""))),
+    ("a comment", "header", _put(_text(f'{{"a":{_NOTHING}/**/}}', b""))),
+    ("single quotes", "header", _put(_text(f'{{"a":{_NOTHING}}}'.replace('"', "'"), b""))),
+    ("a line in a name", "header", _put(_text(f'{{"a\n":{_NOTHING}}}', b""))),
+    ("norms of 640 MB in a sparse file", "norms", _sparse_gains(40, 2**22)),
 ]  # fmt: skip
 
 _INDEXES: list[tuple[str, str, Callable[[Path], object]]] = [
@@ -143,6 +211,22 @@ _INDEXES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("an index with a tensor that its shard lacks", "lacks", _index({"other.weight": "a.safetensors"})),
     ("an index nested 100 deep", "nested", _put(b'{"weight_map":' + b"[" * 100 + b"]" * 100 + b"}", _INDEX)),
     ("an index of 3,000,000 items", "items", _put(b'{"weight_map":[' + b"1," * 3_000_000 + b"1]}", _INDEX)),
+    ("an index that names itself", _INDEX, _index({"w": _INDEX})),
+    ("an index that names its folder", "'.'", _index({"w": "."})),
+    ("an index with an empty name", "''", _index({"w": ""})),
+    ("an index with a NUL in a name", "x00", _index({"w": "a\0.safetensors"})),
+    ("an index with half of a surrogate pair in a name", "ud800", _index({"w": "\ud800.safetensors"})),
+    ("an index with a stream of Windows", "a:b", _index({"w": "a:b.safetensors"})),
+    ("an index with null for a file", "None", _index({"w": None})),
+    ("an index with a list for a file", "['a.", _index({"w": ["a.safetensors"]})),
+    ("an index that is a list", "weight_map", _put(b"[]", _INDEX)),
+    ("an index of 33 MB", "limit", _put(b'{"weight_map":{"a":"' + b"x" * 33_000_000 + b'"}}', _INDEX)),
+    ("an index of 5,000 shards", "limit", _index({f"w{i}": f"{i}.safetensors" for i in range(5000)})),
+    ("an index with a pipe for a shard", "b.safetensors: this is no regular file", _shard(os.mkfifo)),
+    ("an index with a folder for a shard", "b.safetensors: this is no regular file", _shard(os.mkdir)),
+    ("an index with a device for a shard", "no regular file", _shard(lambda path: os.symlink("/dev/zero", path))),
+    ("an index with a shard that is an index", "header", _shard(lambda path: path.write_bytes(b'{"weight_map":{}}'))),
+    ("an index that is a link to itself", "cannot be opened", lambda folder: (folder / _INDEX).symlink_to(_INDEX)),
     ("an index with a name twice", "twice", _put(b'{"weight_map":{"a":"a.safetensors","a":"b.safetensors"}}', _INDEX)),
 ]  # fmt: skip
 
@@ -153,6 +237,9 @@ _SOUND: list[tuple[str, Callable[[Path], object]]] = [
     ("names that are those of methods", _put(_one("forward.__class__.norm.weight"))),
     ("a header without tensors", _put(file(b"{}", b""))),
     ("20,000 tensors without elements", _put(many(20_000))),
+    ("60,000 tensors, their fields in the order of the alphabet", _put(many(60_000, _SORTED))),
+    ("an empty name and one with a NUL", _put(_text(f'{{"":{_NOTHING},"a\\u0000.norm.weight":{_NOTHING}}}', b""))),
+    ("a gain of 4 TB in a sparse file", _sparse_gains(1, 2**40)),
 ]
 
 CASES = [

@@ -14,6 +14,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from normwise.errors import CheckpointError
 from normwise.targets.checkpoint.json_text import unique
 from normwise.targets.checkpoint.limits import METADATA_BYTES, NAME, TENSORS, broken
 
@@ -29,14 +30,26 @@ BITS = {
 
 METADATA = "__metadata__"
 
+_RANK = 64  # torch's own limit
+_AXES = 10 * TENSORS  # of all tensors of a file: they are two on average
+_ODD = 50_000  # entries that no writer writes so: each takes ten times as long
 _TEXT = rb'"([^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+)"'
 _BLANK = rb"[ \t\r\n]*+"
 _NUMBER = rb"(?:0|[1-9][0-9]{0,18})"
-# as every writer writes it: the fields in this order, one blank or none between them, no escapes
-_USUAL = re.compile(
-    rb' ?"([^"\\\x00-\x1f]{0,2048}+)": ?\{"dtype": ?"([A-Z0-9_]{1,16})", ?"shape": ?\[((?:' + _NUMBER
-    + rb"(?:, ?" + _NUMBER + rb')*)?)\], ?"data_offsets": ?\[(' + _NUMBER + rb"), ?(" + _NUMBER + rb")\]\}([,}])"
-)  # fmt: skip
+_DTYPE = rb'"dtype": ?"(?P<dtype>[A-Z0-9_]{1,16})"'
+_SHAPE = rb'"shape": ?\[(?P<shape>(?:' + _NUMBER + rb"(?:, ?" + _NUMBER + rb"){0,%d})?)\]" % _RANK
+_OFFSETS = rb'"data_offsets": ?\[(?P<start>' + _NUMBER + rb"), ?(?P<end>" + _NUMBER + rb")\]"
+
+
+def _written(*fields: bytes) -> re.Pattern[bytes]:
+    """Return the pattern of an entry with one blank or none between its fields, and without escapes."""
+    name = rb' ?"(?P<name>[^"\\\x00-\x1f]{0,2048}+)": ?'
+    return re.compile(name + rb"\{" + rb", ?".join(fields) + rb"\}(?P<more>[,}])")
+
+
+# as every writer writes it: in the order of the library, or in that of the alphabet (JSON from a sorted map)
+_USUAL = _written(_DTYPE, _SHAPE, _OFFSETS)
+_SORTED = _written(_OFFSETS, _DTYPE, _SHAPE)
 _NAME_TEXT = rb'"((?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})){0,2048}+)"'
 _ENTRY = re.compile(_BLANK + _NAME_TEXT + _BLANK + rb":" + _BLANK + rb"(\{[^{}]{0,4096}+\})" + _BLANK + rb"([,}])")
 _LONG_NAME = re.compile(_BLANK + rb'"[^"]{%d}' % (NAME + 1))
@@ -47,7 +60,6 @@ _REST = re.compile(_BLANK + rb"\Z")
 _EMPTY = re.compile(rb"\{" + _BLANK + rb"\}" + _BLANK + rb"\Z")
 _FIELDS = ("dtype", "shape", "data_offsets")
 _OVERFLOW = 2**63
-_RANK = 64  # torch's own limit
 
 
 class Entry(NamedTuple):
@@ -95,16 +107,17 @@ def text_of(raw: bytes, path: str) -> str:
 
 def _entries(header: bytes, path: str, found: dict[str, Entry]) -> None:
     if header.count(b'"data_offsets"') > TENSORS:
-        raise broken("too-many-tensors", path, f"more than {TENSORS:,} tensors in one file")
-    position, more, described = 1, b",", False
-    usual = _USUAL.match
+        raise _too_many(path)
+    position, more, described, axes, odd = 1, b",", False, 0, 0
+    usual, in_order = _USUAL.match, _SORTED.match
     while more == b",":
-        if (plain := usual(header, position)) is not None and plain[1] != METADATA.encode():
-            name = _name(plain[1], path)
-            sizes = plain[3]
+        plain = usual(header, position) or in_order(header, position)
+        if plain is not None and plain["name"] != METADATA.encode():
+            name = _name(plain["name"], path)
+            sizes = plain["shape"]
             shape = tuple(map(int, sizes.split(b","))) if sizes else ()
-            entry = Entry(plain[2].decode(), shape, int(plain[4]), int(plain[5]))
-            position, more = plain.end(), plain[6]
+            entry = Entry(plain["dtype"].decode(), shape, int(plain["start"]), int(plain["end"]))
+            position, more = plain.end(), plain["more"]
         elif (start := _METADATA_START.match(header, position)) is not None:
             if described:
                 raise broken("duplicate-name", path, f"{METADATA} occurs twice in the header")
@@ -114,9 +127,10 @@ def _entries(header: bytes, path: str, found: dict[str, Entry]) -> None:
             position, more = end.end(), end[1]
             continue
         elif (other := _ENTRY.match(header, position)) is not None:
-            name = _name(other[1], path)
+            if (name := _name(other[1], path)) == METADATA:  # with an escape: the library reads it as metadata
+                raise broken("bad-metadata", path, f"{METADATA} does not map text to text")
             entry = _fields(name, other[2], path)
-            position, more = other.end(), other[3]
+            position, more, odd = other.end(), other[3], odd + 1
         else:
             if _LONG_NAME.match(header, position):
                 raise broken("name-too-long", path, f"a name in the header is longer than {NAME} characters")
@@ -125,8 +139,17 @@ def _entries(header: bytes, path: str, found: dict[str, Entry]) -> None:
             raise broken("duplicate-name", path, f"the tensor {name!r:.120} occurs twice in the header")
         _check(name, entry, path)
         found[name] = entry
+        axes += len(entry.shape)
+        if len(found) > TENSORS or odd > _ODD:  # fields may be written with escapes
+            raise _too_many(path, "" if len(found) > TENSORS else f"{_ODD:,} entries that no library writes so")
+        if axes > _AXES:
+            raise broken("bad-shape", path, f"more than {_AXES:,} axes in all")
     if not _REST.match(header, position):
         raise broken("bad-header", path, "something follows the end of the header")
+
+
+def _too_many(path: str, what: str = "") -> CheckpointError:
+    return broken("too-many-tensors", path, f"more than {what or f'{TENSORS:,} tensors'} in one file")
 
 
 def _name(raw: bytes, path: str) -> str:
