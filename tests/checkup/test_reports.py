@@ -372,7 +372,7 @@ def test_a_repair_names_what_it_moved() -> None:
     }
     report = replace(encoder(), findings=(replace(encoder().findings[0], counterfactual=repair),))
     assert "effect  with eps 1e-5: elements that are not finite 3 → 0" in text(report)
-    assert "若把 eps 改为 1e-5: 不有限的元素 3 → 0" in text(report, lang="zh")
+    assert "若把 eps 改为 1e-5: 非有限的元素 3 → 0" in text(report, lang="zh")
 
 
 def test_a_reason_is_given_once_with_the_rules_it_holds_for() -> None:

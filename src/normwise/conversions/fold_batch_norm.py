@@ -58,7 +58,7 @@ __all__ = ["plan"]
 ZH = """将批归一化折叠进相邻的层。
 
 ## 做什么
-在 eval 模式下，带运行统计量的 BatchNorm 按通道为 y = s x + t，其中 s = g / sqrt(v + eps)，t = b - m s。它由前面的层
+在评估模式下，带运行统计量的 BatchNorm 按通道为 y = s x + t，其中 s = g / sqrt(v + eps)，t = b - m s。它由前面的层
 W x + c 吸收，或由读取它的所有层吸收：
 
     在前：W' = s W（沿输出），c' = s c + t

@@ -6,6 +6,7 @@ from normwise.facts import vocabulary as ops
 from normwise.facts.flow import Flow
 from normwise.facts.records import Break
 from normwise.graph import OPAQUE, ValueKind
+from normwise.rendering import both
 
 __all__ = ["find"]
 
@@ -16,7 +17,13 @@ def find(flow: Flow) -> tuple[Break, ...]:
     for op in graph.ops:
         at = (graph.path(op), str(op.source) if op.source else None)
         if op.name == OPAQUE:
-            found.setdefault(at, "the output was computed outside torch; joined to the module's input")
+            found.setdefault(
+                at,
+                both(
+                    "the output was computed outside torch; joined to the module's input",
+                    "输出在 torch 之外算出，已与该模块的输入接上",
+                ),
+            )
             continue
         shapes = {graph.values[i].shape for i in op.inputs if flow.act[i]}
         for value in op.inputs:
@@ -25,5 +32,12 @@ def find(flow: Flow) -> tuple[Break, ...]:
             meets = record.shape in shapes and op.short in ops.ADD | ops.SUB | ops.MUL | ops.DIV
             starts = op.short in ops.LINEAR and value == op.inputs[0] and any(flow.learned[i] for i in op.inputs)
             if lost and (meets or starts):
-                found.setdefault(at, f"an activation of shape {list(record.shape)} that no traced op produced")
+                shape = list(record.shape)
+                found.setdefault(
+                    at,
+                    both(
+                        f"an activation of shape {shape} that no traced op produced",
+                        f"形状为 {shape} 的激活，并非由任何跟踪到的操作算出",
+                    ),
+                )
     return tuple(Break(path=path, source=source, what=what) for (path, source), what in found.items())

@@ -107,7 +107,7 @@ class Checkpoints:
         """
         info = load_info(facts.target.load_info)
         if facts.target.checkpoint is None and info is None:
-            raise NotKnown(both("needs the checkpoint: pass checkpoint=...", "需要 checkpoint：传入 checkpoint=..."))
+            raise NotKnown(both("needs the checkpoint: pass checkpoint=...", "需要检查点：传入 checkpoint=..."))
         tensors = {} if facts.target.checkpoint is None else tensors_of(facts.target.checkpoint)
         live = _live(facts.target.model)
         made = cls(tuple(norm_tensors(facts)), live, tensors, info, best_prefix(tensors, live))
@@ -296,8 +296,8 @@ class Checkpoints:
         return {pattern(n.proposed): pattern(n.key) for n in self.lost if n.proposed}
 
 
-_OTHER_SHAPES = both("the checkpoint's tensors have other shapes than the model's", "checkpoint 的张量形状与模型不同")
-_OTHER_MODEL = both("the checkpoint shares no tensor with the model", "checkpoint 与模型没有共同的张量")
+_OTHER_SHAPES = both("the checkpoint's tensors have other shapes than the model's", "检查点的张量形状与模型不同")
+_OTHER_MODEL = both("the checkpoint shares no tensor with the model", "检查点与模型没有共同的张量")
 
 
 def _listed(key: str, keys: Iterable[str]) -> bool:

@@ -18,7 +18,7 @@ __all__ = ["Replayer", "op_function", "program"]
 T = TypeVar("T")
 # a norm's region has a few dozen ops; more means the walk left it
 _LIMIT = 400
-_LEFT = both("the replay left the norm", "重放走出了该归一化")
+_LEFT = both("the replay left the norm", "回放走出了该归一化")
 
 
 def op_function(op: Op) -> Any:
@@ -121,10 +121,10 @@ class Replayer:
         if tensor is None:
             what = f"{record.kind} {', '.join(record.names)}"
             raise NotKnown(
-                both(f"the replay needs a tensor that was not kept ({what})", f"重放需要一个没有保留的张量（{what}）")
+                both(f"the replay needs a tensor that was not kept ({what})", f"回放需要一个没有保留的张量（{what}）")
             )
         if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
-            raise NotKnown(both("the model holds no numbers to replay with", "模型没有可供重放的数值"))
+            raise NotKnown(both("the model holds no numbers to replay with", "模型没有可供回放的数值"))
         return self._cast(tensor.detach())
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -135,7 +135,7 @@ class Replayer:
         count[0] += 1
         if count[0] > _LIMIT or op.name == ALIAS:
             raise NotKnown(
-                both("the replay cannot follow a write through another view", "重放无法跟踪经另一视图的写入")
+                both("the replay cannot follow a write through another view", "回放无法跟踪经另一视图的写入")
                 if op.name == ALIAS
                 else _LEFT
             )
@@ -146,7 +146,7 @@ class Replayer:
             function = op_function(op)
             writes = function._schema.is_mutable
         except AttributeError as error:
-            raise NotKnown(both(f"the replay does not know {op.name}", f"重放不认识 {op.name}")) from error
+            raise NotKnown(both(f"the replay does not know {op.name}", f"回放不认识 {op.name}")) from error
 
         def plain(item: Any) -> Any:
             if isinstance(item, Ref):
@@ -164,7 +164,7 @@ class Replayer:
             result = function(*args, **kwargs)
         except Exception as error:  # a custom op is the user's code
             said = str(error).splitlines()[0] if str(error) else repr(error)
-            raise NotKnown(both(f"the replay of {op.name} failed: {said}", f"重放 {op.name} 失败：{said}")) from error
+            raise NotKnown(both(f"the replay of {op.name} failed: {said}", f"回放 {op.name} 失败：{said}")) from error
         results = list(result) if isinstance(result, (list, tuple)) else [result]
         for out, tensor in zip(op.outputs, results, strict=False):
             memo[out] = tensor

@@ -100,12 +100,12 @@ def reference_output(facts: Facts) -> torch.Tensor:
     """
     model = facts.target.reference
     if model is None:
-        raise NotKnown(both("needs a reference: pass reference=...", "需要参照模型：传入 reference=..."))
+        raise NotKnown(both("needs a reference: pass reference=...", "需要参考模型：传入 reference=..."))
     trial = facts.trials.forward(model=model, prepare=lambda m: m.eval(), repair=True)
     for tensor in tensors_in(trial.output):
         if tensor.is_floating_point():
             return tensor
-    raise NotKnown(both("the reference returns no floating-point tensor", "参照模型不返回浮点张量"))
+    raise NotKnown(both("the reference returns no floating-point tensor", "参考模型不返回浮点张量"))
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:

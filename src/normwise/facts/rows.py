@@ -57,7 +57,7 @@ class Rows:
         y = self.core(call, x, spec, grad=True)
         if not y.requires_grad:
             raise NotKnown(
-                both("the norm's output does not depend on its input in a replay", "重放时该归一化的输出不依赖输入")
+                both("the norm's output does not depend on its input in a replay", "回放时该归一化的输出不依赖输入")
             )
         (gradient,) = torch.autograd.grad(y, x, torch.randn(y.shape, generator=_generator(), device="cpu").to(y))
         return Constant(forward_finite=bool(y.isfinite().all()), gradient_finite=bool(gradient.isfinite().all()))

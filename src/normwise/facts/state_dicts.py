@@ -68,10 +68,10 @@ def tensors_of(checkpoint: Any) -> dict[str, torch.Tensor]:
         inner = [_tensors(v) for v in checkpoint.values() if isinstance(v, Mapping)] if not found else []
     except Exception as error:  # a mapping of the user's that reads from a file, keys that have no text
         said = f"{type(error).__name__}: {error}"[:120]
-        raise NotKnown(both(f"the checkpoint cannot be read: {said}", f"checkpoint 无法读取：{said}")) from error
+        raise NotKnown(both(f"the checkpoint cannot be read: {said}", f"检查点无法读取：{said}")) from error
     found = found or max(inner, key=len, default={})
     if not found:
-        raise NotKnown(both("the checkpoint holds no tensors", "checkpoint 中没有张量"))
+        raise NotKnown(both("the checkpoint holds no tensors", "检查点中没有张量"))
     return found
 
 

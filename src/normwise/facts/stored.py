@@ -21,11 +21,11 @@ __all__ = ["NO_FAMILY", "NO_FORWARD", "need_conventions", "sites"]
 
 NO_FORWARD = both(
     "needs the model: a checkpoint has no forward; give FILE.py:callable that loads it, or hf:DIR",
-    "需要模型：checkpoint 没有 forward；给出加载它的 FILE.py:callable，或 hf:DIR",
+    "需要模型：检查点没有 forward；给出加载它的 FILE.py:callable，或 hf:DIR",
 )
 NO_FAMILY = both(
     "whether these norms add 1 to their gain is not in a checkpoint: needs config.json with a known model_type",
-    "checkpoint 不说明这些归一化是否给增益加 1：需要带有已知 model_type 的 config.json",
+    "检查点不说明这些归一化是否给增益加 1：需要带有已知 model_type 的 config.json",
 )
 _ROW_SHIFT = "by its keys; a GroupNorm has the same"
 _ROW_GAIN = "by its key: RMSNorm, or LayerNorm without a shift"

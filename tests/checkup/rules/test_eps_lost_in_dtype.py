@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normwise.rendering import in_language
 from tests.checkup.rules.judging import findings
 
 
@@ -45,6 +46,7 @@ def test_the_evidence_says_what_is_left_of_eps() -> None:
     (finding,) = findings("NUM003", model, torch.ones(2, 8).half())
     assert finding.evidence["eps_in_dtype"] == 0.0
     assert finding.evidence["dtype"] == "float16"
+    assert in_language(finding.evidence["zero_row"], "zh") == "非有限"
 
 
 @pytest.mark.parametrize("norm", [RMS(1e-12, float32=True), RMS(1e-5), RMS(1e-6), Cosine(1e-4)], ids=str)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import normwise as nw
 from normwise.checkup import Finding
+from normwise.rendering import in_language
 from tests.checkup.rules.judging import findings
 
 
@@ -59,6 +60,7 @@ def test_the_linear_map_that_overflows_is_blamed_and_the_norm_after_it_is_the_vi
     nn.init.constant_(first.weight, 2e4)
     found = one(nn.Sequential(first, Rms(), nn.Linear(8, 2)).half(), ROWS.half())
     assert (found.path, found.evidence["kind"], found.evidence["norm_is"]) == ("0", "overflow", "victim")
+    assert in_language(found.evidence["norm_is"], "zh") == "受害者"
     assert found.evidence["float32_peak"] > 65504
     assert found.evidence["surfaces_as_nan_in"] == "1"
     assert found.counterfactual is not None

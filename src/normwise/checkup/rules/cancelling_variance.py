@@ -144,7 +144,7 @@ def _finding(facts: Facts, site: Site, group: tuple[Site, ...], error: float, se
             "value": error if math.isfinite(error) else None,
             "floor": INEXACT,
             "norms": len(group),
-            "rows": "given" if own else "probe",
+            "rows": both("given", "你的数据") if own else both("probe", "探测数据"),
         },
         counterfactual=_repair(facts, site, error) if own else None,
         fix=both(

@@ -40,7 +40,7 @@ ZH = """把半精度残差流变成 float32 的归一化。
 
 ## 发现什么
 输入为半精度、输出为 float32 且没有转换、其结果又并入残差流的归一化：半精度模型中的 float32 增益使乘积提升，相加又使残
-差流提升；结果可以直接并入，也可以先经过被转成其输入 dtype 的矩阵。报告统计此后以 float32 运行的算子数。若结果被转回，
+差流提升；结果可以直接并入，也可以先经过被转成其输入 dtype 的矩阵。报告统计此后以 float32 运行的操作数。若结果被转回，
 或只留在分支内部，则没有问题：混合精度常常这样设计。
 
 ## 为什么重要
@@ -121,7 +121,7 @@ def _finding(facts: Facts, found: list[Promoted]) -> Finding:
         basis=Basis.PROOF,
         message=both(
             f"{half} in, float32 out: the stream becomes float32, and {counted(after, 'op')} after it",
-            f"输入 {half}，输出 float32：残差流变成 float32，之后有 {after} 个算子也是如此",
+            f"输入 {half}，输出 float32：残差流变成 float32，之后有 {after} 个操作也是如此",
         ),
         evidence={
             "metric": "ops on data that run in float32 from here on",

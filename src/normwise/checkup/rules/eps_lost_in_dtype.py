@@ -108,7 +108,7 @@ def _finding(facts: Facts, dtype: str, eps: float, sites: list[Site]) -> Finding
             "dtype": dtype,
             "eps_in_dtype": rounded,
             "smallest_positive": numbers.smallest_normal * numbers.eps,
-            "zero_row": "not finite",
+            "zero_row": both("not finite", "非有限"),
             "norms_that_fail_on_the_example": failing,
         },
         counterfactual=_repair(facts, sites[0], dtype),

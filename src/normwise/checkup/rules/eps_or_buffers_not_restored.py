@@ -50,7 +50,7 @@ ZH = """eps 或运行统计量没有随权重一起恢复。
 
 ## 发现什么
 从图中读出的 eps 没有一处等于配置所述（`rms_norm_eps`、`layer_norm_epsilon`、`batch_norm_eps` 等，或 `source` 所指框架
-的默认值），而改用所述 eps 后输出移动超过 1e-3；以及 checkpoint 缺少或没有从中加载的运行统计量：checkpoint 含该归一化
+的默认值），而改用所述 eps 后输出移动超过 1e-3；以及检查点缺少或没有从中加载的运行统计量：检查点含该归一化
 训练过的增益，或参考模型（或在线模型）的统计量不同，且换用后输出移动。
 
 ## 为什么重要
@@ -59,7 +59,7 @@ ZH = """eps 或运行统计量没有随权重一起恢复。
 加载后是另一个函数。
 
 ## 如何修复
-按配置的 eps 构建归一化。保存 `state_dict()`，或随适配器保存缓冲区；冻结的批归一化保持 eval 模式，或用数据重新估计统计
+按配置的 eps 构建归一化。保存 `state_dict()`，或随适配器保存缓冲区；冻结的批归一化保持评估模式，或用数据重新估计统计
 量。
 
 以下情况不报告：同类中部分归一化具有该 eps（其余属于模型的另一部分），或改变 eps 没有影响；与参考一致的冻结统计量；随
@@ -203,7 +203,7 @@ def _buffers(facts: Facts) -> Iterator[Finding]:
 _ZH_SOURCES = {
     "the reference": "参考模型",
     "the online model": "在线模型",
-    "the checkpoint": "checkpoint ",
+    "the checkpoint": "检查点",
     "training": "训练后",
 }
 

@@ -37,20 +37,20 @@ from normwise.targets import Target
 CODE = "BNS008"
 SEVERITY = Severity.WARNING
 
-ZH = """设为 eval 模式的批归一化被 `train()` 改了回去。
+ZH = """设为评估模式的批归一化被 `train()` 改了回去。
 
 ## 发现什么
-处于训练模式的模型中原本处于 eval 模式、却被你的 `train_step` 或 `eval_fn` 切到训练模式的批归一化：步骤开头或评估结尾的
+处于训练模式的模型中原本处于评估模式、却被你的 `train_step` 或 `eval_fn` 切到训练模式的批归一化：步骤开头或评估结尾的
 `model.train()` 会作用于每个子模块。两者都按原样运行，并比较前后的模式。
 两者都没有时，只提示下一次 `model.train()` 会这样做。
-自己的 `train()` 会让归一化保持 eval 模式的模型视为通过。
+自己的 `train()` 会让归一化保持评估模式的模型视为通过。
 
 ## 为什么重要
 用 `norm.eval()` 冻结只是一个状态：从第一次这样的调用起，统计量就是当前批次的，运行统计量开始漂移，
 尽管冻结它们的代码仍在那里。
 
 ## 如何修复
-重写模型的 `train()`，在其中把这些归一化重新设为 eval 模式；或在每次 `model.train()` 之后重新冻结。
+重写模型的 `train()`，在其中把这些归一化重新设为评估模式；或在每次 `model.train()` 之后重新冻结。
 
 ## 来源
 问题 10。https://github.com/pytorch/pytorch/issues/86590；https://github.com/chemprop/chemprop/pull/952
@@ -97,12 +97,12 @@ def _finding(paths: tuple[str, ...], severity: Severity, where: str | None) -> F
     if where is None:
         message = both(
             f"{norms} in eval mode: the next model.train() puts them in train mode",
-            f"{len(paths)} 个批归一化处于 eval 模式：下一次 model.train() 会把它们设为训练模式",
+            f"{len(paths)} 个批归一化处于评估模式：下一次 model.train() 会把它们设为训练模式",
         )
     else:
         message = both(
             f"{where} put {norms} in train mode that were in eval mode",
-            f"{where} 把原本处于 eval 模式的 {len(paths)} 个批归一化设为了训练模式",
+            f"{where} 把原本处于评估模式的 {len(paths)} 个批归一化设为了训练模式",
         )
     return Finding(
         paths=paths,
@@ -112,7 +112,7 @@ def _finding(paths: tuple[str, ...], severity: Severity, where: str | None) -> F
         evidence={"norms": len(paths), "in": where, "training_before": False, "training_after": True},
         fix=both(
             "Override train() so that these norms stay in eval mode, or freeze them after every model.train().",
-            "重写 train() 使这些归一化保持 eval 模式，或在每次 model.train() 之后重新冻结。",
+            "重写 train() 使这些归一化保持评估模式，或在每次 model.train() 之后重新冻结。",
         ),
     )
 

@@ -62,7 +62,7 @@ ZH = """模型被冻结的部分里，批归一化仍在从数据中学习。
 只调用一次 `eval()` 并不持久：下一次 `model.train()` 会把所有子模块重新设为训练模式。
 
 ## 如何修复
-重写 `train()`，让冻结部分保持 eval 模式：
+重写 `train()`，让冻结部分保持评估模式：
 
 ```python
 def train(self, mode=True):
@@ -181,7 +181,7 @@ def _finding(facts: Facts, part: str, norms: list[str], trial: Trial | None) -> 
         counterfactual=_repaired(facts, norms, drift) if drift else None,
         fix=both(
             "Override train() so that the frozen part stays in eval mode after every model.train().",
-            "重写 train()，使冻结部分在每次 model.train() 之后仍处于 eval 模式。",
+            "重写 train()，使冻结部分在每次 model.train() 之后仍处于评估模式。",
         ),
     )
 
@@ -194,7 +194,7 @@ def _repaired(facts: Facts, norms: list[str], before: float) -> dict[str, object
         trial = facts.trials.forward(prepare=partial(_in_eval, norms=norms), repair=True)
     except NotKnown:
         return None
-    change = both("the frozen part's batch norms in eval mode", "冻结部分的批归一化处于 eval 模式")
+    change = both("the frozen part's batch norms in eval mode", "冻结部分的批归一化处于评估模式")
     return effect(change, _METRIC, before, trial.drift(norms))
 
 

@@ -56,11 +56,11 @@ MOST = 0.5  # of the gains: with fewer, some are simply not trained
 ZH = """训练从未移动过的增益。
 
 ## 发现什么
-一个已训练的模型，其 LayerNorm 和 RMSNorm 的大多数增益逐位等于中性值 1。给出 checkpoint 时，会说明其中是否有这些键且
+一个已训练的模型，其 LayerNorm 和 RMSNorm 的大多数增益逐位等于中性值 1。给出检查点时，会说明其中是否有这些键且
 数值相同（那么加载没有丢失任何东西），还是根本没有。只有优化器能证明更新丢失时才是警告：半精度的增益，优化器走过若干
 步、平均梯度不为零、学习率不为零，而增益仍是初始值；或需要梯度的增益不在优化器的任何组中，而旁边的矩阵都在。后者在优化器
 已走过若干步而增益仍为 1，或优化器也训练其他向量时为警告（只管矩阵的优化器旁边还有另一个）。冻结的增益，以及连同矩阵一起
-缺席的部分（适配器、两个网络）没有问题。只有 checkpoint 时，恰为 0 或 1 的增益只作提示。
+缺席的部分（适配器、两个网络）没有问题。只有检查点时，恰为 0 或 1 的增益只作提示。
 
 ## 为什么重要
 同一现象有四种原因：没有优化器训练它；训练时归一化没有增益、导出时写成 1（无害）；加载时丢失（输出是垃圾）；增益为
@@ -206,7 +206,7 @@ def _unmoved(facts: Facts, gains: Sequence[Gain], of: int) -> Finding:
     there = (
         both("no checkpoint to compare with", "没有可比较的 checkpoint")
         if stored is None
-        else both(f"{stored} of them equal in the checkpoint", f"其中 {stored} 个与 checkpoint 相同")
+        else both(f"{stored} of them equal in the checkpoint", f"其中 {stored} 个与检查点相同")
     )
     return Finding(
         paths=paths,
@@ -219,7 +219,7 @@ def _unmoved(facts: Facts, gains: Sequence[Gain], of: int) -> Finding:
         evidence={"gains": len(gains), "of": of, "equal_in_checkpoint": stored},
         fix=both(
             "Nothing if the checkpoint has these keys; otherwise find out why they were not loaded.",
-            "若 checkpoint 中有这些键则无需修复；否则查明为何没有加载。",
+            "若检查点中有这些键则无需修复；否则查明为何没有加载。",
         ),
     )
 

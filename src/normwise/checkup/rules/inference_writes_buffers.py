@@ -40,10 +40,10 @@ CODE = "BNS002"
 SEVERITY = Severity.ERROR
 EXPLAINS = ("AXS001", "BNS004")
 
-ZH = """eval 模式下的前向改写运行统计量。
+ZH = """评估模式下的前向改写运行统计量。
 
 ## 发现什么
-模块处于 eval 模式却仍改变其运行统计量的归一化：带缓冲区调用 `F.batch_norm(..., training=True)`，或自写的滑动平均
+模块处于评估模式却仍改变其运行统计量的归一化：带缓冲区调用 `F.batch_norm(..., training=True)`，或自写的滑动平均
 （无论缓冲区叫什么）不检查 `self.training`。
 从追踪的运行中找到，或单独运行该归一化发现，并通过模型的一次前向逐位比较缓冲区来证明。
 缓存、位置缓冲区等不是归一化统计量的状态不算；处于训练模式的归一化也不算（由 BNS001 报告）。
@@ -102,7 +102,7 @@ def _finding(trial: Trial, paths: tuple[str, ...], buffers: list[str]) -> Findin
         basis=Basis.PROOF,
         message=both(
             f"one forward in eval mode wrote the statistics of {counted(len(paths), 'norm')}",
-            f"eval 模式下的一次前向改写了 {len(paths)} 个归一化的统计量",
+            f"评估模式下的一次前向改写了 {len(paths)} 个归一化的统计量",
         ),
         evidence={
             "metric": "largest change of a buffer in one forward",

@@ -48,7 +48,7 @@ ZH = """第一个非有限值的来源：是归一化造成的，还是只在它
 
 ## 发现什么
 示例运行的输出（或某个归一化的输出）出现 NaN 或无穷。从那里沿着非有限的值向回搜索，直到找到由有限输入产生第一个非有限
-值的算子。对半精度模型，会在 float32 副本中查看同一个算子：数值超出该 dtype 的范围就是原因，而之后把 inf 变成 NaN 的归
+值的操作。对半精度模型，会在 float32 副本中查看同一个操作：数值超出该 dtype 的范围就是原因，而之后把 inf 变成 NaN 的归
 一化只是受害者。报告给出类型（溢出、0/0、inf-inf、0*inf、定义域）、沿途的归一化，以及增益使求和变大的归一化。没有人计
 算出的无穷（-inf 掩码）不算，作为 log(0) 的 -inf 输出也不算。
 
@@ -57,7 +57,7 @@ NaN 总是在被看到的地方报告，通常是归一化或损失，于是人�
 inf * rsqrt(inf) 在一个完全正确的归一化里也是 NaN。
 
 ## 如何修复
-溢出：用 bfloat16 运行，或让该算子保持 float32，或缩小写入残差流的数值（pre-norm 模型把嵌入和分支增益除以同一个数，函
+溢出：用 bfloat16 运行，或让该操作保持 float32，或缩小写入残差流的数值（pre-norm 模型把嵌入和分支增益除以同一个数，函
 数不变）。0/0：把 eps 放进根号内。定义域：在开方或取对数之前截断。全掩码行：每行至少保留一个位置。
 
 若源头是另一条发现已经解释的归一化（eps 丢失、坏缓冲区、半精度统计量），本条只作提示。
@@ -74,6 +74,11 @@ EXPLAINS = ("NUM002", "NUM005", "NUM008")
 
 _LARGE_GAIN = 100.0  # a row of size 1 is multiplied to a thousandth of float16's range and more
 
+_ROLES = {
+    "origin": both("origin", "源头"),
+    "victim": both("victim", "受害者"),
+    "not involved": both("not involved", "无关"),
+}
 _WORDS = {
     How.OVERFLOW: both("overflow", "溢出"),
     How.ZERO_BY_ZERO: both("0/0", "0/0"),
@@ -90,7 +95,7 @@ _WORDS = {
 _FIXES = {
     How.OVERFLOW: both(
         "Run in bfloat16, keep this op in float32, or scale down what it adds up (weights, gains on the branches).",
-        "用 bfloat16 运行，或让该算子保持 float32，或缩小它所相加的数值（权重、分支增益）。",
+        "用 bfloat16 运行，或让该操作保持 float32，或缩小它所相加的数值（权重、分支增益）。",
     ),
     How.MASKED_ROW: both(
         "Leave one position of every row unmasked, or mask with a large finite number.",
@@ -103,7 +108,7 @@ _FIXES = {
 }
 _GUARD = both(
     "Guard the op: eps inside the root, a clamp before a division, root or logarithm.",
-    "为该算子加保护：eps 放进根号内，或在除法、开方、取对数之前截断。",
+    "为该操作加保护：eps 放进根号内，或在除法、开方、取对数之前截断。",
 )
 
 
@@ -147,7 +152,7 @@ def _in_checkpoint(stored: Stored) -> Iterator[Finding]:
 
 _NORMS_ALONE = both(
     "the numbers of the norms are finite; no other tensor of the checkpoint was read",
-    "归一化的数值都是有限的；checkpoint 的其他张量没有读取",
+    "归一化的数值都是有限的；检查点的其他张量没有读取",
 )
 
 
@@ -199,7 +204,7 @@ def _finding(facts: Facts, failure: Failure, severity: Severity) -> Finding:
             "limit": origin.limit,
             "float32_peak": _finite(origin.peak32),
             "elements_at_origin": origin.bad,
-            "norm_is": verdict,
+            "norm_is": _ROLES[verdict],
             "norms_on_the_way": list(victims),
             "surfaces_as_nan_in": failure.surfaced,
             "largest_contributors": large,

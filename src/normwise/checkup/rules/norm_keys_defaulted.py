@@ -44,13 +44,13 @@ from normwise.facts.state_dicts import pattern
 from normwise.rendering import both
 from normwise.targets import Target
 
-ZH = """加载了 checkpoint，归一化却仍是初始值。
+ZH = """加载了检查点，归一化却仍是初始值。
 
 ## 发现什么
-增益恰为 1（带单位偏移时为 0）、偏移恰为 0，而 checkpoint 中有它们的其他数值（同名或异名：`gamma`、`beta`、另一套层命
-名），或加载报告将其列为缺失，同时模型其余部分与 checkpoint 一致；或者因为 checkpoint 的键名都以别的前缀开头
+增益恰为 1（带单位偏移时为 0）、偏移恰为 0，而检查点中有它们的其他数值（同名或异名：`gamma`、`beta`、另一套层命
+名），或加载报告将其列为缺失，同时模型其余部分与检查点一致；或者因为检查点的键名都以别的前缀开头
 （`module.`、`model.`）而什么都没有加载。给出可以加载它们的键名映射。以模型中的实际权重为准：
-数值与 checkpoint 相同即为已加载，无论名称。
+数值与检查点相同即为已加载，无论名称。
 
 ## 为什么重要
 `strict=False` 与改名的键会悄悄失败。训练好的矩阵之间夹着初始值的归一化，会重新缩放每个通道：模型能运行，损失有限，微
@@ -60,8 +60,8 @@ ZH = """加载了 checkpoint，归一化却仍是初始值。
 加载前按证据中的映射改名，并用 `strict=True` 加载，或阅读 `load_state_dict` 的返回值。有意新增的归一化可用
 `--ignore CKP003` 忽略。
 
-以下情况不报告：只含自身权重的适配器 checkpoint；线性层同样缺失的新输出头；checkpoint 中没有偏移时缺失的偏移；已折叠进
-矩阵的增益（矩阵也会不同）。若 checkpoint 根本没有其数值，则为警告，除非参考模型一致。
+以下情况不报告：只含自身权重的适配器检查点；线性层同样缺失的新输出头；检查点中没有偏移时缺失的偏移；已折叠进
+矩阵的增益（矩阵也会不同）。若检查点根本没有其数值，则为警告，除非参考模型一致。
 
 ## 来源
 问题 60。https://github.com/NVIDIA/DeepLearningExamples/issues/1151（BERT 的 gamma 和 beta，用 strict=False 加载）；
@@ -138,7 +138,7 @@ def _finding(facts: Facts, found: Checkpoints, lost: list[NormTensor], severity:
             "Rename the checkpoint's keys as in key_map, and load with strict=True."
             if named
             else "Load these keys, and load with strict=True so that a missing one raises.",
-            "按 key_map 改名 checkpoint 的键，并用 strict=True 加载。"
+            "按 key_map 改名检查点的键，并用 strict=True 加载。"
             if named
             else "加载这些键，并用 strict=True，使缺失的键报错。",
         ),

@@ -21,7 +21,7 @@ checkpoints hold).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 from torch import nn
@@ -34,11 +34,11 @@ from normwise.facts.checkpoints import Checkpoints, Dropped, NormTensor
 from normwise.rendering import both
 from normwise.targets import Target
 
-ZH = """checkpoint 中有归一化，模型里却没有位置。
+ZH = """检查点中有归一化，模型里却没有位置。
 
 ## 发现什么
-checkpoint 中的归一化（长度相同的向量：增益与偏移，或键名表明），其数值在模型中任何名称下都不存在，而 checkpoint 同一
-部分的其余内容都已加载：最终归一化、QK 归一化、保留增益的归一化的偏移。若该部分还缺更多（有意去掉的输出头），只作提
+检查点中的归一化（长度相同的向量：增益与偏移，或键名表明），其数值在模型中任何名称下都不存在，而检查点同一
+部分的其余内容都已加载：末端归一化、QK 归一化、保留增益的归一化的偏移。若该部分还缺更多（有意去掉的输出头），只作提
 示；完全没有加载的部分不提及。
 
 ## 为什么重要
@@ -47,10 +47,10 @@ checkpoint 中的归一化（长度相同的向量：增益与偏移，或键名
 
 ## 如何修复
 用含该归一化的模型（配置开关或正确的类），并用 `strict=True` 加载。已折叠进相邻层的归一化不报告：那些层的数值与
-checkpoint 不同。
+检查点不同。
 
 ## 来源
-问题 52 和 60。https://github.com/huggingface/transformers/pull/17785（OPT 缺少 checkpoint 中的最终归一化）。
+问题 52 和 60。https://github.com/huggingface/transformers/pull/17785（OPT 缺少检查点中的末端归一化）。
 """
 
 CODE = "CKP004"
@@ -66,7 +66,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     for alone in (True, False):
         norms = [d for d in found.dropped if d.alone is alone and _loaded_beside(d, found)]
         if norms:
-            yield _finding(norms, alone=alone)
+            yield _finding(facts, norms, alone=alone)
     shifts = [n for n in found.norms if _lost_shift(n, found)]
     if shifts:
         yield _shifts(shifts, found)
@@ -86,15 +86,18 @@ def _lost_shift(norm: NormTensor, found: Checkpoints) -> bool:
     return key is not None and norm.centred and bool(found.tensors[key].abs().max() > 0)
 
 
-def _finding(norms: list[Dropped], *, alone: bool) -> Finding:
+def _finding(facts: Facts, norms: list[Dropped], *, alone: bool) -> Finding:
     first = norms[0].path or norms[0].keys[0]
+    modules = dict(facts.target.model.named_modules())
+    homes = tuple(dict.fromkeys(_home(d.path or d.keys[0], modules) for d in norms))
     return Finding(
-        path="",
+        path=homes[0],
+        paths=homes,
         severity=SEVERITY if alone else Severity.INFO,
         basis=Basis.MEASURED,
         message=both(
             f"{counted(len(norms), 'norm')} of the checkpoint not in the model: {first[-48:]}",
-            f"checkpoint 中的 {len(norms)} 个归一化不在模型中：{first[-48:]}",
+            f"检查点中的 {len(norms)} 个归一化不在模型中：{first[-48:]}",
         ),
         evidence={"unexpected": [k for n in norms for k in n.keys], "norms": len(norms)},
         fix=both(
@@ -102,6 +105,13 @@ def _finding(norms: list[Dropped], *, alone: bool) -> Finding:
             "构建含此归一化的模型，并用 strict=True 加载。",
         ),
     )
+
+
+def _home(path: str, modules: Container[str]) -> str:
+    """Return the nearest module of the model in which the norm would stand."""
+    while path and path not in modules:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _shifts(norms: list[NormTensor], found: Checkpoints) -> Finding:
@@ -113,7 +123,7 @@ def _shifts(norms: list[NormTensor], found: Checkpoints) -> Finding:
         basis=Basis.PROOF,
         message=both(
             f"{counted(len(keys), 'shift')} of the checkpoint have no place in the model's norms",
-            f"checkpoint 中的 {len(keys)} 个偏移在模型的归一化中没有位置",
+            f"检查点中的 {len(keys)} 个偏移在模型的归一化中没有位置",
         ),
         evidence={
             "unexpected": keys,

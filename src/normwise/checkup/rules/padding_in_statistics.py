@@ -38,8 +38,8 @@ from normwise.targets import Target, inputs
 ZH = """填充进入了归一化的统计量。
 
 ## 发现什么
-把同样的样本在有填充和无填充时各运行一次（`padded_inputs=...`），推理模式下比较；归一化带运行统计量时再用批统计量比
-较一次。两次运行在共同部分逐个算子比较。报告这样的归一化：某位置的输入没有变，输出却变了，即样本后面的零进入了均值和
+把同样的样本在有填充和无填充时各运行一次（`padded_inputs=...`），评估模式下比较；归一化带运行统计量时再用批统计量比
+较一次。两次运行在共同部分逐个操作比较。报告这样的归一化：某位置的输入没有变，输出却变了，即样本后面的零进入了均值和
 方差。由其他原因引起的变化（绝对位置、看到填充的卷积）不归咎于它。
 
 ## 为什么重要
@@ -90,7 +90,7 @@ def _finding(mode: Padded, paths: tuple[str, ...], share: float) -> Finding:
             "floor": mode.floor,
             "norm_change": mode.norm_change,
             "padding": share,
-            "mode": "training" if mode.training else "eval",
+            "mode": both("training", "训练") if mode.training else both("eval", "评估"),
             "norms": len(paths),
         },
         fix=both(

@@ -37,12 +37,12 @@ from normwise.facts.repairs import effect
 from normwise.rendering import both
 from normwise.targets import Target
 
-ZH = """推理模式下样本之间相互影响。
+ZH = """评估模式下样本之间相互影响。
 
 ## 发现什么
-把批次中除第一个以外的样本全部替换，在推理模式、float32 下逐个算子比较两次运行。报告这样的归一化：第一个样本的输入没
+把批次中除第一个以外的样本全部替换，在评估模式、float32 下逐个操作比较两次运行。报告这样的归一化：第一个样本的输入没
 有变，它的输出却变了（统计量跨批次：没有运行统计量的 `BatchNorm`，或作用在 `[1, N*C, ...]` 视图上的组归一化、实例归
-一化）；也报告把一个样本的行与另一个样本的行配在一起的算子。其他混合样本的地方（专家容量、批内对比），以及处于训练模
+一化）；也报告把一个样本的行与另一个样本的行配在一起的操作。其他混合样本的地方（专家容量、批内对比），以及处于训练模
 式的模型中跨批次的归一化，只作提示。
 
 ## 为什么重要
@@ -130,7 +130,7 @@ def _of_op(seen: Partners, mixer: Mixer) -> Finding:
         if mixer.pairs
         else both(
             "Nothing to do where samples are meant to meet here; otherwise keep them apart in this op.",
-            "若这里本应让样本相互作用则无需处理；否则在此算子中把样本分开。",
+            "若这里本应让样本相互作用则无需处理；否则在此操作中把样本分开。",
         ),
     )
 

@@ -110,7 +110,9 @@ def _failed(facts: Facts, trial: Trial) -> Finding | None:
             "forwards": trial.forwards,
             "backward_passes": trial.backwards,
             "raised": said(trial.raised),
-            "written_by": "something other than the norm" if written else "the norm",
+            "written_by": both("something other than the norm", "归一化以外的代码")
+            if written
+            else both("the norm", "归一化"),
         },
         counterfactual=effect(change, "steps that raise", 1, 0),
         fix=both(

@@ -104,7 +104,7 @@ def _instance(facts: Facts, paths: tuple[str, ...]) -> Iterator[Finding]:
     own = output_shift(data.still, trial)  # that of these norms alone
     if own is None or own <= SHIFT:
         return
-    change = both("statistics of each sample in eval mode too", "eval 模式下也用每个样本自己的统计量")
+    change = both("statistics of each sample in eval mode too", "评估模式下也用每个样本自己的统计量")
     yield Finding(
         paths=paths,
         severity=SEVERITY,

@@ -44,7 +44,7 @@ ZH = """评估时批归一化仍处于训练模式。
 
 ## 发现什么
 按原样运行你的 `eval_fn`。若某个批归一化在其最后一次调用中处于训练模式，则予以报告：它用被评估批次的统计量做归一化，
-并把它们写入运行统计量。先重新估计统计量（`update_bn`）再以 eval 模式评估的 `eval_fn` 是健康的，
+并把它们写入运行统计量。先重新估计统计量（`update_bn`）再以评估模式评估的 `eval_fn` 是健康的，
 不理会训练模式的归一化也是。
 训练模式本身不是错误：没有 `eval_fn` 时，处于训练模式的模型视为正在训练。
 
@@ -110,7 +110,7 @@ def _repaired(facts: Facts, paths: tuple[str, ...], before: float) -> dict[str, 
         trial = facts.trials.evaluation_with(partial(_held_in_eval, paths=paths), repair=True)
     except NotKnown:
         return None
-    change = both("batch norms in eval mode during the evaluation", "评估期间批归一化处于 eval 模式")
+    change = both("batch norms in eval mode during the evaluation", "评估期间批归一化处于评估模式")
     return effect(change, "drift of a running mean in one evaluation", before, trial.drift(paths))
 
 

@@ -62,15 +62,15 @@ AT_ONE = 0.1  # from 1: where training leaves gains that started there; those of
 ZH = """一种约定（w 或 1 + w）的增益放进了另一种归一化。
 
 ## 发现什么
-普通归一化（`x * weight`）中放着为 `1 + weight` 存储的增益，或相反。依据是：config 指出的模型家族、checkpoint 中的增
+普通归一化（`x * weight`）中放着为 `1 + weight` 存储的增益，或相反。依据是：config 指出的模型族、检查点中的增
 益与当前增益的对照，以及分布（以 0 为中心、正负都有，说明是为 `1 + weight` 存储的）。加载时自行加 1 或减 1 是健康的：
 判断的是当前的增益。
 
 ## 为什么重要
 形状相同，因此严格加载也能通过。普通归一化会乘以接近 0 的数，只传递噪声；带单位偏移的归一化放入普通增益则会把一切加
 倍。带单位偏移的家族（Gemma）增益大并不说明问题，所以对计算 `1 + weight` 的归一化，只有在有证据时才报告：家族、
-checkpoint，或用户数据上的损失（`eval_fn`、带标签的 loader）在减 1 后明显更低。没有证据而存储的增益全在 1 附近时只作提
-示；只有 checkpoint 且至少四个归一化一致时为警告。
+检查点，或用户数据上的损失（`eval_fn`、带标签的 loader）在减 1 后明显更低。没有证据而存储的增益全在 1 附近时只作提
+示；只有检查点且至少四个归一化一致时为警告。
 
 ## 如何修复
 加载到普通归一化时给存储的增益加 1（或改用计算 `1 + weight` 的归一化），反之则减 1；在 float32 中两者都是精确的。只
@@ -189,7 +189,7 @@ def _better_without(facts: Facts, gains: list[Gain]) -> tuple[float, float] | No
     return sum(now) / len(now), sum(other) / len(other)
 
 
-_FAMILY = both("family", "模型家族")
+_FAMILY = both("family", "模型族")
 _CHECKPOINT = both("checkpoint", "checkpoint")
 _REFERENCE = both("reference", "参考模型")
 _SIBLINGS = both("its siblings", "同类归一化")

@@ -89,5 +89,5 @@ def _read_note(source: Source) -> str:
     files = "1 file" if source.files == 1 else f"{source.files:,} files"
     return both(
         f"a checkpoint without its model: read {read} of {held} in {files}",
-        f"没有模型的 checkpoint：读取了 {source.files:,} 个文件 {held} 中的 {read}",
+        f"没有模型的检查点：读取了 {source.files:,} 个文件 {held} 中的 {read}",
     )
