@@ -59,11 +59,11 @@ class Padding:
 
 _NEEDS = both(
     "needs the same samples with padding behind them: give padded_inputs=...",
-    "需要在同样的样本后加上填充：给出 padded_inputs=...",
+    "需要在同样的样本后加上补齐：给出 padded_inputs=...",
 )
 _OTHER_ROWS = both(
     "padded_inputs are not the samples of inputs, in the same rows, with padding behind them",
-    "padded_inputs 不是 inputs 的同一批样本（同样的行）加上末尾填充",
+    "padded_inputs 不是 inputs 的同一批样本（同样的行）加上末尾补齐",
 )
 _OTHER_KIND = both(
     "padded_inputs are tensors of another kind or device than inputs",

@@ -351,4 +351,4 @@ def test_groups_of_a_convolution_are_no_norms() -> None:
 def test_findings_and_reasons_are_said_in_chinese_as_well() -> None:
     (found,) = findings("AXS001", nn.Sequential(nn.Linear(6, 8), Rms(0)).eval(), torch.randn(4, 6))
     assert "批次" in in_language(found.message, "zh")
-    assert "填充" in in_language(why_not("AXS004", Convolutions(nn.GroupNorm(4, 4)).eval(), speech()), "zh")
+    assert "补齐" in in_language(why_not("AXS004", Convolutions(nn.GroupNorm(4, 4)).eval(), speech()), "zh")

@@ -206,7 +206,7 @@ EVIDENCE_ZH = {
     "output_dtype": "输出的精度",
     "overwrites_incoming_gradient": "覆盖了传入的梯度",
     "own_backward": "自写的反向",
-    "padding": "填充",
+    "padding": "补齐",
     "parameters": "参数数",
     "parameters_trained": "参与训练的参数",
     "parts_of_the_batch": "批次的份数",

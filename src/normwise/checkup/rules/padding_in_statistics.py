@@ -35,24 +35,24 @@ from normwise.facts.repairs import effect
 from normwise.rendering import both
 from normwise.targets import Target, inputs
 
-ZH = """填充进入了归一化的统计量。
+ZH = """补齐进入了归一化的统计量。
 
 ## 发现什么
-把同样的样本在有填充和无填充时各运行一次（`padded_inputs=...`），评估模式下比较；归一化带运行统计量时再用批统计量比
+把同样的样本在有补齐和无补齐时各运行一次（`padded_inputs=...`），评估模式下比较；归一化带运行统计量时再用批统计量比
 较一次。两次运行在共同部分逐个操作比较。报告这样的归一化：某位置的输入没有变，输出却变了，即样本后面的零进入了均值和
-方差。由其他原因引起的变化（绝对位置、看到填充的卷积）不归咎于它。
+方差。由其他原因引起的变化（绝对位置、看到补齐的卷积）不归咎于它。
 
 ## 为什么重要
-一个样本的结果取决于同批最长样本的长度。训练时方差随填充比例缩小，长短混合的批次激活被放大，运行统计量描述的是填充。
+一个样本的结果取决于同批最长样本的长度。训练时方差随补齐比例缩小，长短混合的批次激活被放大，运行统计量描述的是补齐。
 后面的注意力掩码补救不了。
 
 ## 如何修复
-把填充排除在统计量之外：`normwise.layers` 的归一化接受 `mask`。或按相同长度组批，或改用逐步归一化（`LayerNorm`），它
+把补齐排除在统计量之外：`normwise.layers` 的归一化接受 `mask`。或按相同长度组批，或改用逐步归一化（`LayerNorm`），它
 看不到邻居。
 
 ## 来源
-问题 14、15、40。https://github.com/pytorch/audio/issues/2242 （wav2vec 2.0 中跨填充时间的组归一化）；
-https://github.com/Tomiinek/Multilingual_Text_to_Speech/issues/81 （对填充文本做批归一化）。
+问题 14、15、40。https://github.com/pytorch/audio/issues/2242 （wav2vec 2.0 中跨补齐时间的组归一化）；
+https://github.com/Tomiinek/Multilingual_Text_to_Speech/issues/81 （对补齐文本做批归一化）。
 """
 
 CODE = "AXS004"
@@ -82,7 +82,7 @@ def _finding(mode: Padded, paths: tuple[str, ...], share: float) -> Finding:
         basis=Basis.MEASURED,
         message=both(
             f"{share:.0%} padding moves the outputs of the same samples by {percent(mode.change)} {where_en}",
-            f"{where_zh} {share:.0%} 的填充使同样样本的输出变化 {percent(mode.change)}",
+            f"{where_zh} {share:.0%} 的补齐使同样样本的输出变化 {percent(mode.change)}",
         ),
         evidence={
             "metric": "change of the outputs on valid positions, relative",
@@ -95,7 +95,7 @@ def _finding(mode: Padded, paths: tuple[str, ...], share: float) -> Finding:
         },
         fix=both(
             "Leave padding out of the statistics (mask= of normwise.layers), batch equal lengths, or use LayerNorm.",
-            "把填充排除在统计量之外（normwise.layers 的 mask=），按等长组批，或改用 LayerNorm。",
+            "把补齐排除在统计量之外（normwise.layers 的 mask=），按等长组批，或改用 LayerNorm。",
         ),
         counterfactual=effect(
             both("this norm held where its own input is unchanged", "在输入未变处保持该归一化的输出"),
