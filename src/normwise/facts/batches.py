@@ -71,7 +71,12 @@ def read(facts: Facts) -> Batches:
     if not hasattr(loader, "__iter__") or isinstance(loader, torch.Tensor | str | bytes):
         raise NotKnown(both("the loader cannot be iterated", "loader 不可迭代"))
     if hasattr(loader, "__next__"):
-        raise NotKnown(both("the loader can be read only once: pass one that can be read again", "loader 只能读一次"))
+        raise NotKnown(
+            both(
+                "the loader can be read only once: pass one that can be read again",
+                "loader 只能读一次：请传入可以重复读取的",
+            )
+        )
     wanted = max(1, len(facts.target.args))
     try:
         with _as_it_was(loader):

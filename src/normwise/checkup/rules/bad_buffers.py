@@ -110,7 +110,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         channels = sum(c.zero for c in quiet.values())
         message = both(
             f"{counted(channels, 'channel')} with a running variance of exactly 0, dead on the data or not seen",
-            f"{channels} 个通道的运行方差恰为 0，在数据上是死的或未见到",
+            f"{channels} 个通道的运行方差恰为 0，在数据上没有变化，或未出现",
         )
         yield _finding(Severity.INFO, quiet, message)
 

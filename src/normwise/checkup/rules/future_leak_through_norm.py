@@ -100,7 +100,7 @@ def _in_train_mode(seen: Trained) -> Finding:
             "只对每一步的特征归一化（LayerNorm 或 RMSNorm），不要跨批次和时间。",
         ),
         counterfactual=effect(
-            both("the running statistics in place of the batch's", "用滑动统计量代替批统计量"),
+            both("the running statistics in place of the batch's", "用运行统计量代替批统计量"),
             "change of the outputs up to the step",
             seen.change,
             seen.still,

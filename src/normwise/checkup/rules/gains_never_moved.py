@@ -204,7 +204,7 @@ def _unmoved(facts: Facts, gains: Sequence[Gain], of: int) -> Finding:
     stored = facts.gains.stored_as_given(gains)
     paths = tuple(dict.fromkeys(g.site.row.path for g in gains))
     there = (
-        both("no checkpoint to compare with", "没有可比较的 checkpoint")
+        both("no checkpoint to compare with", "没有可比较的检查点")
         if stored is None
         else both(f"{stored} of them equal in the checkpoint", f"其中 {stored} 个与检查点相同")
     )

@@ -150,7 +150,7 @@ def _kind_of_keys(norms: list[StoredNorm], says: str, kind: str, *, shifts: int,
         evidence={"norms": len(norms), "shifts": shifts},
         fix=both(
             "Take config.json and weights of one model: the family computes another norm than these were made for.",
-            "使用同一模型的 config.json 与权重：该家族计算的归一化与这些权重所用的不同。",
+            "使用同一模型的 config.json 与权重：该模型族计算的归一化与这些权重所用的不同。",
         ),
     )
 

@@ -132,7 +132,7 @@ def _finding(found: list[RunningStatistics], total: int) -> Finding:
         basis=Basis.PROOF,
         message=both(
             f"{counted(len(found), 'trained batch norm')} never counted a batch: mean 0, variance 1",
-            f"{len(found)} 个训练过的批归一化从未计数：均值 0，方差 1",
+            f"{len(found)} 个训练过的批归一化从未统计过批次：均值 0，方差 1",
         ),
         evidence={
             "norms": len(found),

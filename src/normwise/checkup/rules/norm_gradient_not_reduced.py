@@ -49,7 +49,7 @@ ZH = """复制的归一化的梯度各 rank 不同。
 
 ## 为什么重要
 在张量并行和序列并行下，每个 rank 只看到一部分位置或特征，所以它对复制的归一化的梯度只是部分和。若不在组内求和，归一
-化得到错误的更新并逐渐分离；分片的矩阵照常训练。若所有梯度都不同，说明尚未规约，不作判断。
+化得到错误的更新并逐渐分离；分片的矩阵照常训练。若所有梯度都不同，说明尚未归约，不作判断。
 
 ## 如何修复
 在张量并行组内对归一化的梯度做 all-reduce（求和），如 Megatron-LM 对标记为 `sequence_parallel` 的参数所做的那样。
@@ -71,7 +71,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         return
     others = [gap for n, gap in gaps.items() if n not in norms]
     if others and sum(gap > APART for gap in others) * 2 > len(others):
-        raise NotKnown(both("no gradient was reduced yet: check after the reduction", "梯度尚未规约：请在规约之后检查"))
+        raise NotKnown(both("no gradient was reduced yet: check after the reduction", "梯度尚未归约：请在归约之后检查"))
     yield _finding(partial, sum(n in norms for n in gaps), len(states))
 
 

@@ -47,11 +47,11 @@ ZH = """本应在各 rank 上相同的归一化却不同。
 明各 rank 持有模型的不同部分，不作判断。
 
 ## 为什么重要
-只有每个 rank 应用相同的更新，复制的参数才会保持相同。漏掉一次规约，或加载时少一次广播，它们就会慢慢分离：损失看起来
+只有每个 rank 应用相同的更新，复制的参数才会保持相同。漏掉一次归约，或加载时少一次广播，它们就会慢慢分离：损失看起来
 正常，但每个 rank 评估的是不同的模型，保存时只留下其中一个。
 
 ## 如何修复
-从 rank 0 广播归一化参数，然后找出不一致的更新：归一化的梯度也必须在张量并行组内规约。
+从 rank 0 广播归一化参数，然后找出不一致的更新：归一化的梯度也必须在张量并行组内归约。
 
 ## 来源
 问题 17。https://github.com/microsoft/DeepSpeed/pull/1801（BLOOM 的训练，其归一化在各 rank 间分离）。
@@ -102,7 +102,7 @@ def _finding(facts: Facts, diverged: dict[str, float], of: int, world: int) -> F
         },
         fix=both(
             "Broadcast the norms from rank 0 and reduce their gradients over every group that replicates them.",
-            "从 rank 0 广播归一化参数，并在复制它们的每个组内规约其梯度。",
+            "从 rank 0 广播归一化参数，并在复制它们的每个组内归约其梯度。",
         ),
     )
 

@@ -38,17 +38,17 @@ from normwise.rendering import both
 from normwise.spec import FAMILIES, Cast, Gate, Modulation, NormSpec, Weight, family_name
 from normwise.targets import Target
 
-ZH = """增益在转换之前相乘，而该系列模型在转换之后相乘（或相反）。
+ZH = """增益在转换之前相乘，而该模型族在转换之后相乘（或相反）。
 
 ## 发现什么
-增益与转换的先后顺序与配置所指系列（`model_type`）不同的半精度归一化：Llama 先舍入到半精度再乘，Gemma 与 OLMo-2 先在
-float32 中乘再舍入。报告测量改用该系列的顺序后输出的变化。
+增益与转换的先后顺序与配置所指模型族（`model_type`）不同的半精度归一化：Llama 先舍入到半精度再乘，Gemma 与 OLMo-2 先在
+float32 中乘再舍入。报告测量改用该模型族的顺序后输出的变化。
 
 ## 为什么重要
 两者相差半精度的最后一位。都没有错，但与参考实现顺序不同的移植无法逐位比较，贪心解码也可能选到另一个词。
 
 ## 如何修复
-按系列的顺序书写。Llama：`weight * y.to(x.dtype)`；Gemma：`((1 + weight.float()) * y).to(x.dtype)`。
+按模型族的顺序书写。Llama：`weight * y.to(x.dtype)`；Gemma：`((1 + weight.float()) * y).to(x.dtype)`。
 
 ## 来源
 问题 35、58。https://github.com/huggingface/transformers/issues/33133（两种顺序）；
@@ -84,11 +84,11 @@ def _family(config: Any) -> tuple[str, NormSpec]:
     name = setting(config, "model_type")
     if not isinstance(name, str) or not name:
         raise NotKnown(
-            both("needs the family: pass config=... with model_type", "需要系列：给出含 model_type 的 config=...")
+            both("needs the family: pass config=... with model_type", "需要模型族：给出含 model_type 的 config=...")
         )
     key = family_name(name).removesuffix("-text")
     if key not in FAMILIES:
-        raise NotKnown(both(f"the norms of {name} are not in the table of families", f"系列表中没有 {name} 的归一化"))
+        raise NotKnown(both(f"the norms of {name} are not in the table of families", f"模型族表中没有 {name} 的归一化"))
     return name, FAMILIES[key]
 
 

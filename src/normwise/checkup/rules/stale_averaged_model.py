@@ -129,7 +129,7 @@ def _finding(
         data, shift = _on_the_example(facts)
         message = both(
             f"averaged model: {norms} counted no batch, the online model's did",
-            f"平均模型：{len(paths)} 个归一化从未计数，而在线模型的计过数",
+            f"平均模型：{len(paths)} 个归一化从未统计过批次，而在线模型的统计过",
         )
     else:
         message = both(

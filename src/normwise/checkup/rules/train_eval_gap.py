@@ -111,7 +111,7 @@ def _instance(facts: Facts, paths: tuple[str, ...]) -> Iterator[Finding]:
         basis=Basis.MEASURED,
         message=both(
             f"{counted(len(paths), 'norm')}: own statistics in training, fixed ones in eval; output moves {own:.0%}",
-            f"{len(paths)} 个归一化训练时用各样本统计量，eval 时用固定统计量；输出移动 {own:.0%}",
+            f"{len(paths)} 个归一化训练时用各样本统计量，评估时用固定统计量；输出移动 {own:.0%}",
         ),
         evidence={"metric": _METRIC, "value": own, "limit": SHIFT, "norms": len(paths), "samples": data.samples},
         counterfactual=effect(change, _METRIC, shift, output_shift(trial, data.live) or 0.0),

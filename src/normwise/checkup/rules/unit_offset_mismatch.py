@@ -68,7 +68,7 @@ ZH = """一种约定（w 或 1 + w）的增益放进了另一种归一化。
 
 ## 为什么重要
 形状相同，因此严格加载也能通过。普通归一化会乘以接近 0 的数，只传递噪声；带单位偏移的归一化放入普通增益则会把一切加
-倍。带单位偏移的家族（Gemma）增益大并不说明问题，所以对计算 `1 + weight` 的归一化，只有在有证据时才报告：家族、
+倍。带单位偏移的模型族（Gemma）增益大并不说明问题，所以对计算 `1 + weight` 的归一化，只有在有证据时才报告：家族、
 检查点，或用户数据上的损失（`eval_fn`、带标签的 loader）在减 1 后明显更低。没有证据而存储的增益全在 1 附近时只作提
 示；只有检查点且至少四个归一化一致时为警告。
 
@@ -190,7 +190,7 @@ def _better_without(facts: Facts, gains: list[Gain]) -> tuple[float, float] | No
 
 
 _FAMILY = both("family", "模型族")
-_CHECKPOINT = both("checkpoint", "checkpoint")
+_CHECKPOINT = both("checkpoint", "检查点")
 _REFERENCE = both("reference", "参考模型")
 _SIBLINGS = both("its siblings", "同类归一化")
 _TRAINED = both("trained weights", "已训练的权重")
@@ -203,7 +203,7 @@ _ADD = both(
     "加载时给这些增益加 1，或改用计算 1 + weight 的归一化。",
 )
 _SUBTRACT = both(
-    "Subtract 1 from these gains when loading, or use a plain norm.", "加载时给这些增益减 1，或改用普通归一化。"
+    "Subtract 1 from these gains when loading, or use a plain norm.", "加载时把这些增益减 1，或改用普通归一化。"
 )
 
 
