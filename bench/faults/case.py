@@ -59,20 +59,20 @@ class Case:
         """Return a module by its path."""
         return self.model.get_submodule(path)
 
-    def vectors(self, *kinds: str, places: Iterable[Place] = ()) -> list[NormSite]:
+    def vectors(self, *kinds: str, places: Iterable[Place] = (), shared: bool = False) -> list[NormSite]:
         """Return norms over the last axis that are a module by themselves, with a vector gain of their own.
 
         Args:
             kinds: "layer", "rms" or both, as the map says.
             places: where they stand; anywhere by default.
+            shared: also those that stand in several places.
 
         Raises:
             Unfit: there is none.
         """
         wanted = set(places)
-        found = [
-            s for s in self.norms if _plain(s, kinds or ("layer", "rms")) and (not wanted or s.placement in wanted)
-        ]
+        plain = [s for s in self.norms if _plain(s, kinds or ("layer", "rms")) and (shared or s.calls == 1)]
+        found = [s for s in plain if not wanted or s.placement in wanted]
         found = [s for s in found if not list(self.module(s.path).children())]
         if not found:
             raise Unfit(f"no {' or '.join(kinds) or 'layer or rms'} norm with a gain of its own stands there")
@@ -98,16 +98,18 @@ class Case:
         kind = type(self.module(chosen.path))
         return [s for s in sites if type(self.module(s.path)) is kind]
 
-    def tokens(self) -> str:
-        """Return the name of the argument that holds token ids.
+    def tokens(self) -> list[str]:
+        """Return the names of the arguments that hold token ids; an encoder and a decoder read one each.
 
         Raises:
             Unfit: there is none.
         """
-        for name, value in (*((str(i), v) for i, v in enumerate(self.args)), *self.kwargs.items()):
-            if isinstance(value, torch.Tensor) and value.dtype == torch.long and value.ndim == 2:
-                return name
-        raise Unfit("no token ids among the inputs")
+        named = (*((str(i), v) for i, v in enumerate(self.args)), *self.kwargs.items())
+        tensors = {name: value for name, value in named if isinstance(value, torch.Tensor) and value.ndim == 2}
+        found = [n for n, t in tensors.items() if t.dtype == torch.long and bool((t > 1).any())]  # and no mask
+        if not found:
+            raise Unfit("no token ids among the inputs")
+        return found
 
     def sequences(self) -> None:
         """Refuse what is no sequence model.
@@ -124,7 +126,6 @@ def _plain(site: NormSite, kinds: Sequence[str]) -> bool:
         spec is not None
         and str(spec.kind) in kinds
         and "#" not in site.path
-        and site.calls == 1
         and spec.axes == (-1,)
         and str(spec.weight) == "vector"
         and spec.partial == 1.0

@@ -210,7 +210,7 @@ def _zero_row(case: Case) -> list[str]:
     site = case.vectors("rms")[0]
     if site.layer != 0:
         raise Unfit("no norm reads the embedding")
-    token = case.args[0] if case.args else case.kwargs[case.tokens()]
+    token = case.args[0] if case.args else case.kwargs[case.tokens()[0]]
     table = [m for m in case.model.modules() if isinstance(m, nn.Embedding)]
     if len(table) != 1:
         raise Unfit("not one embedding alone")

@@ -76,34 +76,89 @@ def _stream(case: Case) -> list[Any]:
     return found
 
 
-def causal(case: Case) -> bool:
-    """Whether later tokens leave earlier outputs alone."""
-    case.sequences()
+def causal(case: Case, name: str) -> bool:
+    """Whether later tokens of an input leave the earlier outputs of the same steps alone."""
+    first, second = _outputs(case), _outputs(_with_another_end(case, name))
+    steps = _ids(case, name).shape[1]
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.ndim == 3 and a.shape[1] == steps]
+    return bool(pairs) and all(float((a - b)[:, :-1].abs().max()) <= 1e-5 * float(a.abs().max()) for a, b in pairs)
+
+
+def _ids(case: Case, name: str) -> Tensor:
+    return case.args[int(name)] if name.isdigit() else case.kwargs[name]
+
+
+def _with_another_end(case: Case, name: str) -> Case:
     twin = case.copied()
-    name = twin.tokens()
-    ids = (twin.args[int(name)] if name.isdigit() else twin.kwargs[name]).clone()
-    with torch.no_grad():
-        first = _output(twin)
-        ids[:, -1] = (ids[:, -1] + 1) % 40 + 3
-        if name.isdigit():
-            twin.args = (ids,)
-        else:
-            twin.kwargs[name] = ids
-        second = _output(twin)
-    return first.ndim == 3 and bool((first[:, :-1] - second[:, :-1]).abs().max() <= 1e-5 * first.abs().max())
+    ids = _ids(twin, name).clone()
+    ids[:, -1] = (ids[:, -1] + 1) % 40 + 3
+    if name.isdigit():
+        twin.args = tuple(ids if i == int(name) else value for i, value in enumerate(twin.args))
+    else:
+        twin.kwargs[name] = ids
+    return twin
 
 
-def _output(case: Case) -> Tensor:
+def _outputs(case: Case) -> list[Tensor]:
     from normwise.graph.capture import tensors_in
 
-    return next(iter(tensors_in(case.call())))
+    with torch.no_grad():
+        return [t for t in tensors_in(case.call()) if t.is_floating_point()]
+
+
+def _behind(case: Case, names: list[str], sites: list[Any]) -> list[Any]:
+    """Return the norms whose own input follows the last token of one of the inputs."""
+    from normwise.graph.capture import tensors_in
+
+    def read(seen: Case) -> dict[str, Tensor]:
+        held: dict[str, Tensor] = {}
+        hooks = [
+            seen.module(s.path).register_forward_pre_hook(
+                lambda module, args, kwargs, path=s.path: held.update({path: next(tensors_in((args, kwargs)))}),
+                with_kwargs=True,
+            )
+            for s in sites
+        ]
+        _outputs(seen)
+        for hook in hooks:
+            hook.remove()
+        return held
+
+    first, others = read(case), [read(_with_another_end(case, name)) for name in names]
+    return [s for s in sites if any(not torch.equal(first[s.path], other[s.path]) for other in others)]
+
+
+def _of_causal(case: Case) -> list[Any]:
+    """Return the norms of the stream that a causal part reads.
+
+    Raises:
+        Unfit: nothing here is causal.
+    """
+    names = [name for name in case.tokens() if causal(case, name)]
+    found = _behind(case, names, _stream(case)) if names else []
+    if not found:
+        raise Unfit("not causal")
+    return found
+
+
+def _of_encoder(case: Case) -> list[Any]:
+    """Return the norms of the stream that later tokens may reach.
+
+    Raises:
+        Unfit: all that reads tokens is causal.
+    """
+    names = {name: causal(case, name) for name in case.tokens()}
+    sites = _stream(case)
+    decoding = {s.path for s in _behind(case, [n for n, held in names.items() if held], sites)}
+    found = [s for s in _behind(case, [n for n, held in names.items() if not held], sites) if s.path not in decoding]
+    if not found:
+        raise Unfit("causal")
+    return found
 
 
 def _over(*axes: int, where: str) -> Any:
     def inject(case: Case) -> list[str]:
-        sites = _stream(case)
-        if (where == "causal") != causal(case):
-            raise Unfit("causal" if where != "causal" else "not causal")
+        sites = _of_causal(case) if where == "causal" else _of_encoder(case)
         return rewrite(case, case.some(sites), Shared, axes=axes)
 
     return inject
@@ -117,15 +172,17 @@ def _batch(case: Case) -> list[str]:
 
 
 def _padded(case: Case) -> list[str]:
-    if causal(case):
-        raise Unfit("causal: padding behind a sample is the future")
-    return rewrite(case, case.some(_stream(case)), Shared, axes=(1, -1))
+    try:
+        sites = _of_encoder(case)
+    except Unfit as unfit:
+        raise Unfit("causal: padding behind a sample is the future") from unfit
+    return rewrite(case, case.some(sites), Shared, axes=(1, -1))
 
 
 def _decoding(case: Case) -> list[str]:
-    if not causal(case) or not hasattr(case.model, "generate"):
+    if not hasattr(case.model, "generate"):
         raise Unfit("no decoder with a cache")
-    return rewrite(case, case.some(_stream(case)), OneStep)
+    return rewrite(case, case.some(_of_causal(case)), OneStep)
 
 
 def _degenerate(case: Case) -> list[str]:

@@ -40,10 +40,10 @@ def one_step(case: Case) -> Observed:
 
 
 def _decayed(case: Case) -> list[str]:
-    sites = case.vectors()
     optimizer = torch.optim.AdamW(case.model.parameters(), lr=RATE, weight_decay=0.1)
     _replace_optimizer(case, optimizer)
-    return [s.path for s in sites if s.spec and s.spec.weight_offset == 0] or _refuse("all gains are centred on 0")
+    decayed = [s for s in case.vectors(shared=True) if s.spec and s.spec.weight_offset == 0]
+    return [s.path for s in decayed] or _refuse("all gains are centred on 0")
 
 
 def _refuse(why: str) -> list[str]:
@@ -74,7 +74,7 @@ def _by_name(case: Case) -> list[str]:
 
 def _off_by_one(case: Case) -> list[str]:
     """Gains in the convention that the family's norms do not compute."""
-    sites = case.vectors()
+    sites = case.vectors(shared=True)
     offset = sites[0].spec.weight_offset if sites[0].spec else 0.0
     if "config" not in case.evidence or offset not in (0.0, 1.0):
         raise Unfit("no family to compare with")
@@ -133,7 +133,9 @@ def _half_gains(case: Case) -> list[str]:
             _gain(case, site).fill_(1.0)
     for group in case.evidence["optimizer"].param_groups:
         group["lr"] = 1e-4
-    return [s.path for s in sites]
+    # and those of group norms and of norms at several places, which the rate holds as well
+    held = dict(case.model.named_parameters())
+    return [s.path for s in case.norms if s.weight_path in held and s.spec and s.spec.weight_offset == 0]
 
 
 def moved(case: Case) -> Observed:

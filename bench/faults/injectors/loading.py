@@ -45,18 +45,18 @@ def _other_eps(case: Case) -> list[str]:
     names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "layernorm_epsilon")
     if config is None or not any(isinstance(getattr(config, n, None), float) for n in names):
         raise Unfit("no configuration that states eps")
-    for site in case.vectors():
+    for site in case.vectors(shared=True):
         module = case.module(site.path)
         attribute = next((a for a in ("eps", "variance_epsilon") if isinstance(getattr(module, a, None), float)), None)
         if attribute is None:
             raise Unfit("no norm that holds its eps")
         setattr(module, attribute, 0.1)
-    return [s.path for s in case.vectors()]
+    return [s.path for s in case.vectors(shared=True)]
 
 
 def _other_kind(case: Case) -> list[str]:
     """Norms of the other kind: the mean is taken out where the family keeps it, or kept where it takes it out."""
-    sites = case.vectors()
+    sites = case.vectors(shared=True)
     if case.evidence.get("config") is None:
         raise Unfit("no configuration that states the kind")
     paths = rewrite(case, sites, Rewritten)

@@ -206,10 +206,13 @@ def sizes(case: Case) -> Observed:
 
 def _unfinished(case: Case) -> list[str]:
     norms = _norms(case)
+    if all((1 - norm.momentum) ** 3 < 0.01 for norm in norms):
+        raise Unfit("three batches are enough for such a momentum")
     for norm in norms:
         norm.num_batches_tracked.fill_(3)
-        norm.running_mean.mul_(1 - 0.9**3)
-        norm.running_var.mul_(1 - 0.9**3).add_(0.9**3)
+        start = (1 - norm.momentum) ** 3  # what is left of the initial values
+        norm.running_mean.mul_(1 - start)
+        norm.running_var.mul_(1 - start).add_(start)
     return _paths(case, norms)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -94,15 +95,18 @@ class _Probe:
         pairs = aligned(base.graph, step.graph)
         found = [(c, *moved) for c in self.facts.norm_calls.norms if (moved := self._moved(c, base, step, pairs))]
         change = self._output_change(base, step, pairs)
-        if not found or change < DIFFER:
+        if not found or change <= AGREE:
             return Decoding(step=last, change=change)
         calls = [c for c, *_ in found]
 
+        @functools.cache
         def change_held() -> float:
             instead, wanted = self._holding(base, step, pairs)
             repaired = decode(wanted=wanted | set(step.graph.outputs), instead=instead)
             return self._output_change(base, repaired, pairs)
 
+        if not mixing.moved(change, change_held):
+            return Decoding(step=last, change=change)
         return Decoding(
             step=last,
             change=change,

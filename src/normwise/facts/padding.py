@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -212,6 +213,7 @@ class _Probe:
         instead, wanted = self._holding([self._places(c, first, second, pairs) for c in alike])
         wanted |= set(second.graph.outputs)
 
+        @functools.cache
         def change_held() -> float:
             run = runs.variant(*self.call, training=training, wanted=wanted, instead=instead)
             return self._output_change(first, run, pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -96,6 +97,7 @@ def _compare(facts: Facts, samples: int) -> Partners:
     instead, wanted = mixing.holding(found, calls, base, pairs)
     wanted |= set(other.graph.outputs)
 
+    @functools.cache
     def change_held() -> float:
         repaired = facts.runs.variant(*call, wanted=wanted, instead=instead)
         return mixing.output_change(*common, repaired, pairs) or 0.0

@@ -340,3 +340,13 @@ def test_a_key_alone_does_not_make_layer_norms_with_shifts_into_rms_norms() -> N
     assert findings("CKP002", model, features, config={"rms_norm_eps": 1e-5}) == []
     (found,) = findings("CKP002", model, features, config={"model_type": "llama", "rms_norm_eps": 1e-5})
     assert found.severity == "error"
+
+
+def test_a_norm_that_was_dropped_is_placed_where_it_would_stand() -> None:
+    model = trained()
+    kept = state(model)
+    for where, path in (("0.inner", "0"), ("0.norm.scale", "0.norm"), ("final", "")):
+        more = {f"{where}.weight": torch.full((8,), 1.3), f"{where}.bias": torch.full((8,), 0.2)}
+        model.load_state_dict(kept | more, strict=False)
+        (found,) = findings("CKP004", model, x(), checkpoint=kept | more)
+        assert (found.path, found.paths) == (path, (path,))

@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from normwise.checkup.finding import Basis, Finding, Severity
+from normwise.checkup.wording import percent
 from normwise.facts import Facts
 from normwise.facts.decoding import Decoding
 from normwise.facts.repairs import effect
@@ -72,8 +73,8 @@ def _finding(seen: Decoding) -> Finding:
         severity=SEVERITY,
         basis=Basis.MEASURED,
         message=both(
-            f"step {seen.step} decoded with the cache differs by {seen.change:.1%} from the run of all steps",
-            f"用缓存解码第 {seen.step} 步，与一次运行全部步相差 {seen.change:.1%}",
+            f"step {seen.step} decoded with the cache differs by {percent(seen.change)} from the run of all steps",
+            f"用缓存解码第 {seen.step} 步，与一次运行全部步相差 {percent(seen.change)}",
         ),
         evidence={
             "metric": "change of the outputs at the step, relative",
