@@ -363,6 +363,15 @@ def test_a_metric_is_the_name_of_its_value_and_the_floor_stands_beside_it() -> N
     assert "恰好全零的行: 35 (下限 2) · 行数: 640" in text(report, lang="zh")
 
 
+def test_a_note_of_a_norm_speaks_the_language_of_the_report() -> None:
+    norm = replace(encoder().norms[0], note=both("weight norm", "权重归一化"))
+    report = replace(encoder(), norms=(norm,))
+    for name in ("text", "markdown", "html"):
+        english, chinese = (reports.render(report, name, lang=lang) for lang in ("en", "zh"))
+        assert ("weight norm" in english, "权重归一化" in chinese) == (True, True)
+        assert "weight norm" not in chinese
+
+
 def test_a_repair_names_what_it_moved() -> None:
     repair = {
         "change": both("eps 1e-5", "把 eps 改为 1e-5"),

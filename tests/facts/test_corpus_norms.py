@@ -79,6 +79,7 @@ def test_a_norm_is_described_as_it_is_or_reported_as_not_understood(case: NormCa
     for site in sites:
         if site not in understood:
             assert site.note, f"{site.path} is unknown, but no reason is given"
+        assert site.note is None or in_language(site.note, "zh") != site.note
     if not case.unknown:
         assert len(understood) == case.count, f"sites: {sites}"
     assert len(understood) <= case.count

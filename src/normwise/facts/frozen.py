@@ -16,6 +16,7 @@ from normwise.facts.flow import Flow
 from normwise.facts.records import Evidence
 from normwise.facts.replay import Replayer
 from normwise.graph import Op, Ref, ValueKind
+from normwise.rendering import both
 from normwise.spec import Cast, NormSpec, Scope, Statistic, Weight
 
 __all__ = ["frozen_calls"]
@@ -113,7 +114,7 @@ def _call(flow: Flow, op: Op, source: int, scale: int, root: _Root, replayer: Re
         running_mean=settled.mean,
         running_var=root.variance,
         uses_batch=False,
-        note="running statistics, written out (frozen batch norm)",
+        note=both("running statistics, written out (frozen batch norm)", "手写的运行统计量（冻结的批归一化）"),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normwise.graph import Graph, Op, Ref
+from normwise.rendering import both
 from normwise.spec import NormSpec, Scope, Statistic, Weight
 
 __all__ = ["NATIVE", "NativeNorm", "read"]
@@ -77,7 +78,10 @@ def _rms_norm(graph: Graph, op: Op) -> NativeNorm:
     weight, eps, note = _value(a.get("weight")), a.get("eps"), None
     if eps is None:
         eps = _EPS_NONE.get(graph.values[op.inputs[0]].dtype, _EPS_NONE_DEFAULT)
-        note = f"eps=None resolves to {eps:.3g} in this dtype and torch version"
+        note = both(
+            f"eps=None resolves to {eps:.3g} in this dtype and torch version",
+            f"eps=None 在此 dtype 和 torch 版本中为 {eps:.3g}",
+        )
     spec = NormSpec(
         axes=tuple(range(-len(a["shape"]), 0)),
         eps=eps,
@@ -146,7 +150,10 @@ def _batch_norm(graph: Graph, op: Op) -> NativeNorm:
         momentum=a.get("momentum") if running_var is not None else None,
     )
     note = (
-        "an instance norm that uses running statistics here: it acts as a batch norm"
+        both(
+            "an instance norm that uses running statistics here: it acts as a batch norm",
+            "此处使用运行统计量的实例归一化：其作用同批归一化",
+        )
         if instance and not training
         else None
     )

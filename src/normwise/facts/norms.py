@@ -20,7 +20,7 @@ from normwise.facts.native_calls import native_call
 from normwise.facts.records import Evidence
 from normwise.facts.replay import Replayer
 from normwise.graph import Graph, Op, Recording
-from normwise.rendering import clean
+from normwise.rendering import both, clean
 
 __all__ = ["NormCall", "NormCalls", "find"]
 
@@ -47,7 +47,7 @@ def _weight_norm(op: Op) -> NormCall:
         native=True,
         evidence=Evidence.DERIVED,
         members=frozenset({op.id}),
-        note="weight norm",
+        note=both("weight norm", "权重归一化"),
     )
 
 

@@ -16,6 +16,7 @@ from normwise.facts.records import Place, Placement, Stack, StackKind
 from normwise.facts.stacks import SHARE, Seat, StackReader
 from normwise.facts.streams import Residual, Stream, Streams
 from normwise.graph import Op
+from normwise.rendering import both
 from normwise.spec import Scope
 
 __all__ = ["Placed", "place"]
@@ -194,7 +195,7 @@ class _Placer:
         if attends:
             return Seat(attends, *held)
         if held[1] is not None and self._of_memory(norm, held[1]):
-            return Seat(Place.PRE, held[0], note="on what the branch attends to")
+            return Seat(Place.PRE, held[0], note=both("on what the branch attends to", "在分支所注意的序列上"))
         if held[0] is not None:
             return Seat(Place.INNER, *held)
         return self._outside(norm)
@@ -269,7 +270,7 @@ class _Placer:
     def _outside(self, norm: NormCall) -> Seat:
         behind = self._last_stream_behind(norm.input, parameters=False)
         if behind is not None:
-            return Seat(Place.FINAL, behind, note="after pooling or a long skip")
+            return Seat(Place.FINAL, behind, note=both("after pooling or a long skip", "在池化或长跳连之后"))
         fed = self._stream_fed_by(norm.output)
         if fed is not None:
             embedding = self._from_embedding(norm.input)
@@ -277,7 +278,7 @@ class _Placer:
         behind = self._last_stream_behind(norm.input, parameters=True)
         if behind is not None:
             return Seat(Place.HEAD, behind)
-        return Seat(Place.UNKNOWN, note=None if self.main else "no residual stream was found")
+        return Seat(Place.UNKNOWN, note=None if self.main else both("no residual stream was found", "没有找到残差流"))
 
     def _last_stream_behind(self, value: int, *, parameters: bool) -> int | None:
         """Return the stream whose last value is reached back from a value, with or without crossing learned maps."""

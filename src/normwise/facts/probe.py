@@ -13,6 +13,7 @@ from normwise.facts.norms import NormCall
 from normwise.facts.records import Evidence
 from normwise.graph import ALIAS, OPAQUE, Call, Op, Recording
 from normwise.graph.guard import as_found
+from normwise.rendering import both
 from normwise.spec import NormSpec, Scope, Statistic, Weight
 
 __all__ = ["opaque_norms"]
@@ -62,7 +63,9 @@ def opaque_norms(recording: Recording, flow: Flow, model: nn.Module, known: froz
                 native=False,
                 evidence=Evidence.PROBED,
                 members=frozenset(o.id for o in ops),
-                note=f"opaque ({opaque[-1].name}): judged by behaviour",
+                note=both(
+                    f"opaque ({opaque[-1].name}): judged by behaviour", f"不透明（{opaque[-1].name}）：按行为判断"
+                ),
                 statistic_value=source,
                 inner_values=frozenset({output}),
             )

@@ -9,6 +9,7 @@ from normwise.facts.norms import NormCall
 from normwise.facts.placing import Placed, Seat
 from normwise.facts.records import Evidence, NormSite, Place
 from normwise.graph import Graph
+from normwise.rendering import both, in_language
 
 __all__ = ["Site", "sites_of"]
 
@@ -52,7 +53,7 @@ def _site(graph: Graph, path: str, members: list[NormCall], placed: Placed | Non
         native=first.native,
         evidence=worst,
         source=str(first.op.source) if first.op.source else None,
-        note="; ".join(notes) or None,
+        note=both("; ".join(notes), "；".join(in_language(n, "zh") for n in notes)) if notes else None,
         weight_path=_name(graph, first.weight),
         bias_path=_name(graph, first.bias),
         shape=graph.values[first.input].shape,
@@ -66,7 +67,8 @@ def _places_note(seats: list[Seat]) -> str | None:
     counts = Counter(s.place for s in seats)
     if len(counts) < 2:
         return None
-    return "used in several places: " + ", ".join(f"{p} x{c}" for p, c in counts.most_common())
+    said = ", ".join(f"{p} x{c}" for p, c in counts.most_common())
+    return both(f"used in several places: {said}", f"用在多处：{said}")
 
 
 def _name(graph: Graph, value: int | None) -> str | None:

@@ -27,9 +27,11 @@ NO_FAMILY = both(
     "whether these norms add 1 to their gain is not in a checkpoint: needs config.json with a known model_type",
     "检查点不说明这些归一化是否给增益加 1：需要带有已知 model_type 的 config.json",
 )
-_ROW_SHIFT = "by its keys; a GroupNorm has the same"
-_ROW_GAIN = "by its key: RMSNorm, or LayerNorm without a shift"
-_ROW_OPEN = f"{_ROW_GAIN}; whether it adds 1 to its gain is not known"
+_ROW_SHIFT = both("by its keys; a GroupNorm has the same", "依据其键；GroupNorm 的键也相同")
+_ROW_OPEN = both(
+    "by its key: RMSNorm, or LayerNorm without a shift; whether it adds 1 to its gain is not known",
+    "依据其键：RMSNorm，或没有偏移的 LayerNorm；不知道它是否给增益加 1",
+)
 _BATCH = NormSpec(
     scope=Scope.BATCH, axes=(-1,), center=True, statistic=Statistic.VARIANCE, eps=None, bias=True, stats_dtype=None,
     running=True,

@@ -9,37 +9,22 @@ inside another's branch is nested in it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from normwise.facts import vocabulary as ops
 from normwise.facts.calls import NormCall
 from normwise.facts.chains import Chain, Chains, Residual
 from normwise.facts.flow import Flow
+from normwise.facts.linking import Stream, linked
 from normwise.graph import Op
 
 __all__ = ["Residual", "Stream", "Streams", "find"]
 
 # ops that all searches of a graph visit before each is cut short: a loop over time costs the square of its length
 _VISITS, _CUT = 500_000, 200
-# a stream whose every branch holds a stream of its own of at least this many adds is a long skip: one block has two
-_LONG = 2
 _FUSED = frozenset({"addmm", "baddbmm", "addbmm", "addmv"})
 _AFFINE = ops.ADD | ops.SUB | ops.MUL | ops.DIV | ops.DROPOUT | {"neg"}
 _ADDS = ops.ADD | {"addcmul", "lerp", "sub", "subtract"}
-
-
-@dataclass(slots=True)
-class Stream:
-    """A chain of residual adds, oldest first."""
-
-    adds: list[Residual]
-    nested_in: int | None = None  # index of the residual whose branch holds this stream
-    long_skip: bool = False  # only spans other streams
-
-    @property
-    def origin(self) -> int:
-        """The value the stream starts from."""
-        return self.adds[0].skip.root
 
 
 class Streams(Chains):
@@ -52,7 +37,7 @@ class Streams(Chains):
         self._norm_ops = {m for norm in self.by_output.values() for m in norm.members}
         for op in self.graph.ops:
             self._consider(op)
-        self.streams = self._link()
+        self.streams = linked(self.residuals, self.final)
 
     # -- residual adds -----------------------------------------------------------------------
 
@@ -339,70 +324,9 @@ class Streams(Chains):
                 found[current] = (count, path)
         return found
 
-    # -- streams -----------------------------------------------------------------------------
-
-    def _link(self) -> list[Stream]:
-        live = [r for r in self.residuals if not r.absorbed]
-        followers: dict[int, list[Residual]] = {}
-        for residual in live:
-            previous = residual.skip.residual
-            if previous is not None:
-                followers.setdefault(self.final(previous), []).append(residual)
-        length: dict[int, int] = {}
-        for residual in reversed(live):
-            length[residual.index] = 1 + max((length[f.index] for f in followers.get(residual.index, ())), default=0)
-        used: set[int] = set()
-        streams: list[Stream] = []
-        for residual in live:
-            if residual.index in used:
-                continue
-            adds, current = [residual], residual
-            used.add(residual.index)
-            while True:
-                options = [f for f in followers.get(current.index, ()) if f.index not in used]
-                outer = [f for f in options if not any(f.op.id in g.region for g in options if g is not f)]
-                if not outer:
-                    break
-                current = max(outer, key=lambda f: length[f.index])
-                used.add(current.index)
-                adds.append(current)
-            streams.append(Stream(adds))
-        self._nest(streams)
-        return streams
-
     def final(self, index: int) -> int:
         """Return the residual that an absorbed one was merged into."""
         return next((r.index for r in self._holders.get(index, ()) if not r.absorbed), index)
-
-    def _nest(self, streams: list[Stream]) -> None:
-        owner: dict[int, int] = {}
-        for residual in self.residuals:
-            for op in residual.region:
-                held = owner.get(op)
-                if held is None or len(self.residuals[held].region) > len(residual.region):
-                    owner[op] = residual.index
-        for stream in streams:
-            inside = [owner.get(r.op.id) for r in stream.adds]
-            mine = {r.index for r in stream.adds}
-            outer = [o for o in inside if o is not None and o not in mine]
-            if outer and len(outer) == len(inside):
-                stream.nested_in = outer[0]
-        self._lift(streams)
-
-    def _lift(self, streams: list[Stream]) -> None:
-        """Report the streams inside a long skip (image restoration, a U-Net's outer add), not the long skip."""
-        holder = {r.index: s for s in streams for r in s.adds}
-        inside: dict[int, list[Stream]] = {}
-        for stream in streams:
-            if stream.nested_in is not None and len(stream.adds) > 1:
-                inside.setdefault(id(holder.get(self.final(stream.nested_in))), []).append(stream)
-        # an outer add comes after everything in its branch: outermost first
-        for stream in sorted(streams, key=lambda s: -s.adds[-1].op.id):
-            held = inside.get(id(stream), [])
-            if sum(len(h.adds) for h in held) >= _LONG * len(stream.adds) and len(held) >= len(stream.adds):
-                stream.long_skip = True
-                for nested in held:
-                    nested.nested_in = stream.nested_in
 
 
 def find(flow: Flow, norms: Iterable[NormCall]) -> Streams:

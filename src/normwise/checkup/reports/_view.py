@@ -225,7 +225,7 @@ def _row(group: Group[NormSite], say: Words) -> NormRow:
         calls=site.calls,
         evidence=site.evidence,
         mark=MARKS[site.evidence],
-        note=clean(site.note or ("" if spec else say("not understood"))),
+        note=clean(say.text(site.note or "") or ("" if spec else say("not understood"))),
         members=group.members,
     )
 
