@@ -456,6 +456,24 @@ def test_a_decoder_behind_an_encoder_decodes_alone(steps: int) -> None:
     assert well.change < 1e-5
 
 
+class Offset(Memory):
+    """Sums on a large constant, which the cache adds up in another order: a layer norm takes it out again."""
+
+    def __init__(self) -> None:
+        super().__init__((-1,), (-1,))
+        self.last = nn.LayerNorm(8)
+
+    def forward(self, ids: Tensor, cache: Tensor | None = None, *, use_cache: bool = False) -> Any:
+        x = self.embed(ids).cumsum(1) + (3e5 if cache is None else cache)
+        return {"logits": self.head(self.last(x)), "cache": x[:, -1:]} if use_cache else self.head(self.last(x))
+
+
+def test_rounding_of_what_a_layer_norm_takes_out_is_no_other_formula() -> None:
+    seen = facts(Offset(), ids()).decoding
+    assert seen.change > 1e-3
+    assert seen.sites == ()
+
+
 def test_a_model_without_a_cache_is_not_decoded() -> None:
     with pytest.raises(NotKnown, match="cache"):
         facts(Transformer(nn.LayerNorm(8)), ids()).decoding  # noqa: B018

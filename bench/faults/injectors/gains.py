@@ -196,7 +196,7 @@ FAULTS = (
     ),
     Fault(
         name="offset-mistaken", codes=("PAR002",), inject=_off_by_one, setting="loaded",
-        effects=("PAR010", "PAR003"), what=("gains of w in 1 + w, or the reverse", "w 与 1 + w 的增益互换"),
+        effects=("PAR010", "PAR003", "NUM005"), what=("gains of w in 1 + w, or the reverse", "w 与 1 + w 的增益互换"),
     ),
     Fault(
         name="drawn-gains", codes=("PAR003",), inject=_drawn, effects=("NUM005",),

@@ -301,7 +301,7 @@ FAULTS = (
         what=("a matrix that writes a jump into the stream", "一个矩阵使残差流骤增"),
     ),
     Fault(
-        name="idle-blocks", codes=("PLC008",), inject=_idle, information=True, setting="loaded",
+        name="idle-blocks", codes=("PLC008",), inject=_idle, information=True, setting="loaded", effects=("NUM005",),
         what=("last blocks that write next to nothing", "末尾的块几乎不写入"),
     ),
     Fault(

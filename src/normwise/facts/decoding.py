@@ -16,7 +16,15 @@ from torch import nn
 from normwise.errors import NotKnown, TraceError
 from normwise.facts import mixing
 from normwise.facts.changed_inputs import is_mask
-from normwise.facts.differences import ABOVE_FLOOR, AGREE, DIFFER, largest_change, paired_with_output, relative_change
+from normwise.facts.differences import (
+    ABOVE_FLOOR,
+    AGREE,
+    DIFFER,
+    changes,
+    largest_change,
+    paired_with_output,
+    relative_change,
+)
 from normwise.facts.norms import NormCall
 from normwise.facts.runs import Run
 from normwise.facts.sites import Site
@@ -205,7 +213,7 @@ class _Probe:
             if at_step is None or one is None:
                 return None
             parts.append((at_step, one))
-        floor, change = (largest_change(*part) for part in parts)
+        floor, change = _of_rows(*parts[0], centred=call.spec is None or call.spec.center), largest_change(*parts[1])
         return (change, floor) if floor <= AGREE and change >= max(DIFFER, ABOVE_FLOOR * floor) else None
 
     def _output_change(self, base: Run, step: Run, pairs: Mapping[int, int]) -> float:
@@ -219,6 +227,15 @@ class _Probe:
             if part is not None and one is not None:
                 moved.append(relative_change(part, one))
         return max(moved)
+
+
+def _of_rows(whole: torch.Tensor, one: torch.Tensor, *, centred: bool) -> float:
+    """Return the largest difference relative to what a norm divides its own row by: rounding counts against that."""
+    rows = whole.detach().double()
+    rows = rows - rows.mean(-1, keepdim=True) if centred else rows
+    sizes = rows.square().mean(-1).sqrt().cpu()
+    apart = changes(whole, one).double().amax(-1)
+    return float(torch.where(apart == 0, 0.0, apart / sizes).max())
 
 
 def _held(read: int, made: int, x: torch.Tensor, y: torch.Tensor) -> Instead:
