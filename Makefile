@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # An editable install would compile them apart, and everything again for the first change.
 COMPILE := $(BIN)/python setup.py --quiet build_ext --inplace
+# Images of containers set it: each of the processes that the tests start would compile normwise anew, 0.5 s each.
+export PYTHONDONTWRITEBYTECODE :=
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from typing import Any
@@ -16,6 +17,21 @@ for name, value in {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THRE
 # No deadline: the first call of a torch operator takes about a second. Derandomized: a failure repeats.
 settings.register_profile("normwise", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("normwise")
+
+# Collecting loads torch, transformers and all tests, and nothing of it is garbage: looking for some in it meanwhile
+# took 5 of 17 seconds of each process, and more in every full collection later.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Set what was loaded apart from what the tests make, and collect that."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """Let go of all: at its end, nanobind of Triton looks for what is left."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
