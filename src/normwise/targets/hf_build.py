@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normwise.errors import TargetError
+from normwise.targets.hf_plan import parts
 from normwise.targets.hf_recipes import recipe_for
 from normwise.targets.offline import offline
 
@@ -69,12 +71,27 @@ def _silent_logging() -> Iterator[None]:
 
 
 def model_class(config: Any) -> type[nn.Module]:
-    """Return the class of AutoModel, or the one the configuration or its modeling module names first.
+    """Return the class of AutoModel, or the one the configuration or its modeling modules name first.
 
     Raises:
-        TargetError: transformers has no model of this configuration.
+        TargetError: transformers has no model of this configuration, or none that can be called.
     """
-    import transformers
+    named = [cls for name in _names(config) if name and (cls := _attribute(config, name)) is not None]
+    found = [cls for cls in named if _made_for(cls, config)] or named or _own_classes(config)
+    if not found:
+        raise TargetError(
+            "transformers has no model class of its own for this configuration, only one that contains it"
+        )
+    callable_ones = [cls for cls in found if _has_forward(cls)]
+    if not callable_ones:
+        types = dict.fromkeys(part.model_type for part in parts(config) if part is not config)
+        known = [f"hf:{name}" for name in types if name in model_types()]
+        rest = f"; its parts are {', '.join(known)}" if known else ""
+        raise TargetError(f"transformers' {found[0].__name__} has no forward and cannot be called as a whole{rest}")
+    return callable_ones[0]
+
+
+def _names(config: Any) -> list[str | None]:
     from transformers.models.auto import modeling_auto
 
     names = [recipe_for(config.model_type).cls, _first(modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type))]
@@ -83,23 +100,20 @@ def model_class(config: Any) -> type[nn.Module]:
         mapping = getattr(modeling_auto, f"{family.removesuffix('_MAPPING_NAMES')}_MAPPING_NAMES", None)
         if isinstance(mapping, dict) and family != "CONFIG_MAPPING_NAMES":
             names.append(_first(mapping.get(config.model_type)))
-    module = _modeling_module(config)
-    found = (model_named(module, name) or model_named(transformers, name) for name in names if name)
-    return next((cls for cls in found if cls is not None), None) or _own_class(module, config)
+    return names
 
 
 def _first(names: Any) -> str | None:
     return names[0] if isinstance(names, list | tuple) else names
 
 
-def _modeling_module(config: Any) -> Any:
-    name = type(config).__module__.replace("configuration_", "modeling_")
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name:
-            return None
-        raise
+def _modeling_modules(config: Any) -> Iterator[Any]:
+    """Yield the module beside the one of the configuration, then the other modeling modules of its package."""
+    own = type(config).__module__.replace("configuration_", "modeling_")
+    package = importlib.import_module(own.rpartition(".")[0])
+    beside = (f"{package.__name__}.{info.name}" for info in pkgutil.iter_modules(package.__path__))
+    for name in sorted((name for name in beside if ".modeling_" in name), key=lambda name: name != own):
+        yield importlib.import_module(name)
 
 
 def model_named(module: Any, name: Any) -> type[nn.Module] | None:
@@ -110,23 +124,36 @@ def model_named(module: Any, name: Any) -> type[nn.Module] | None:
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
 
 
-def _own_class(module: Any, config: Any) -> type[nn.Module]:
+def _attribute(config: Any, name: str) -> type[nn.Module] | None:
+    import transformers
+
+    found = (model_named(module, name) for module in (*_modeling_modules(config), transformers))
+    return next((cls for cls in found if cls is not None), None)
+
+
+def _made_for(cls: type[nn.Module], config: Any) -> bool:
+    return getattr(cls, "config_class", None) is type(config)
+
+
+def _own_classes(config: Any) -> list[type[nn.Module]]:
+    """Return the model classes of this very configuration, those that are named a model first."""
     from transformers import PreTrainedModel
 
     own = [
         cls
+        for module in _modeling_modules(config)
         for cls in vars(module).values()
         if isinstance(cls, type)
         and issubclass(cls, PreTrainedModel)
         and cls.__module__ == module.__name__
         and cls.config_class is type(config)
-        and "forward" in {name for base in cls.__mro__[: cls.__mro__.index(PreTrainedModel)] for name in vars(base)}
-    ] if module else []  # fmt: skip
-    if not own:
-        raise TargetError(
-            "transformers has no model class of its own for this configuration, only one that contains it"
-        )
-    return next((cls for cls in own if cls.__name__.endswith("Model")), own[0])
+        and not cls.__name__.endswith("PreTrainedModel")
+    ]
+    return sorted(own, key=lambda cls: (not _has_forward(cls), not cls.__name__.endswith("Model")))
+
+
+def _has_forward(cls: type[nn.Module]) -> bool:
+    return cls.forward is not nn.Module.forward
 
 
 def build_model(config: Any, cls: type[nn.Module] | None = None) -> nn.Module:

@@ -54,6 +54,7 @@ def _rebuild(config: Any, plan: Plan) -> Any:
     shrinker = Shrinker(config, plan)
     fresh = _fresh(cls)
     given: dict[str, Any] = {}
+    derived: dict[str, Any] = {}
     subs = sub_configs(config)
     for name, field in fields.items():
         if name in subs:
@@ -62,7 +63,8 @@ def _rebuild(config: Any, plan: Plan) -> Any:
         value = read(config, name)
         default = _default(field)
         if default is None and fresh is not None and value == read(fresh, name) and not _sections(value):
-            continue  # derived by the class: it is derived anew
+            derived[name] = value
+            continue
         new = shrinker.reduce(name, value)
         if new != default:
             given[name] = new
@@ -76,7 +78,17 @@ def _rebuild(config: Any, plan: Plan) -> Any:
     given |= recipe.always | (recipe.config if plan.scale else {})
     if recipe.adjust:
         recipe.adjust(given, config)
-    return cls(**given)
+    return _with_constants(cls(**given), given, derived, shrinker)
+
+
+def _with_constants(small: Any, given: dict[str, Any], derived: dict[str, Any], shrinker: Shrinker) -> Any:
+    """Return the configuration with what its class sets by itself reduced where it depends on nothing reduced.
+
+    What the class derives from other fields (head sizes, patterns of layers) it has derived anew.
+    """
+    reduced = {name: shrinker.reduce(name, value) for name, value in derived.items() if read(small, name) == value}
+    constants = {name: value for name, value in reduced.items() if value != derived[name]}
+    return type(small)(**constants | given) if constants else small
 
 
 def _fresh(cls: type) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -27,9 +28,13 @@ BATCH, TIME = 2, 13  # unequal to each other and to every width
 _IMAGE = (
     "pixel_values", "image_grid_thw", "image_grid_hws", "image_sizes", "pixel_attention_mask", "spatial_shapes",
     "image_position_ids", "pixel_position_ids", "target_sizes", "aspect_ratio_ids", "aspect_ratio_mask",
+    "image_attention_mask", "grid_thw", "grid_hws",
 )  # fmt: skip
-_AUDIO = ("input_features", "input_values", "input_features_mask", "feature_attention_mask", "audio_input_features")
-_EXTRAS = (*_IMAGE[1:], *_AUDIO[2:4])  # what a call may have or not, beside the data itself
+_AUDIO = (
+    "input_features", "input_values", "input_features_mask", "feature_attention_mask", "feature_lens", "aftercnn_lens",
+    "audio_input_features",
+)  # fmt: skip
+_EXTRAS = (*_IMAGE[1:], *_AUDIO[2:6])  # what a call may have or not, beside the data itself
 _MOST_CALLS = 24
 _IDS = 2**20  # token ids that inputs are drawn from: more than any vocabulary has, and few to list
 _TEXT = ("input_ids", "attention_mask", "decoder_input_ids", "bbox", "mm_token_type_ids")
@@ -68,20 +73,27 @@ def example_inputs(model: nn.Module, *, batch: int = BATCH, time: int = TIME) ->
 def find_inputs(model: nn.Module, *, batch: int = BATCH, time: int = TIME) -> Found:
     """Return the richest generated call that the model runs on, see ``example_inputs``."""
     maker = Maker(model, batch, time)
+    maker.refuse_objects()
     first: Exception | None = None
     for plan in maker.plans():
-        for kwargs in maker.calls(plan):
-            if isinstance(kwargs, Exception):
-                first = first or kwargs
-                continue
-            try:
-                with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                    model(**kwargs)
-            except Exception as error:
-                first = first or error
-            else:
-                return Found(kwargs=kwargs, notes=_left_out(maker, plan, first))
+        for call in maker.calls(plan):
+            error = call if isinstance(call, Exception) else _refused(model, call)
+            if error is not None and not isinstance(call, Exception) and (more := maker.asked_for(error, call)):
+                call = call | more
+                error = _refused(model, call)
+            if error is None and not isinstance(call, Exception):
+                return Found(kwargs=call, notes=_left_out(maker, plan, first))
+            first = first or error
     raise TargetError(f"no generated inputs were accepted: {one_line(first)}")
+
+
+def _refused(model: nn.Module, call: dict[str, Any]) -> Exception | None:
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model(**call)
+    except Exception as error:
+        return error
+    return None
 
 
 def generated_inputs(model: nn.Module, *, batch: int = BATCH, time: int = TIME) -> dict[str, Any]:
@@ -116,13 +128,15 @@ class Maker:
     names: list[str] = field(init=False)
     required: list[str] = field(init=False)
     generator: torch.Generator = field(init=False)
+    parameters: list[inspect.Parameter] = field(init=False)
 
     def __post_init__(self) -> None:
         self.config = self.model.config
         self.everything = list(parts(self.config))
-        parameters = [p for p in inspect.signature(self.model.forward).parameters.values() if p.kind in _NAMED]
-        self.names = [p.name for p in parameters]
-        self.required = [p.name for p in parameters if p.default is p.empty]
+        forward = inspect.signature(self.model.forward)
+        self.parameters = [p for p in forward.parameters.values() if p.kind in _NAMED]
+        self.names = [p.name for p in self.parameters]
+        self.required = [p.name for p in self.parameters if p.default is p.empty]
         self.generator = torch.Generator().manual_seed(0)
 
     # which arguments
@@ -144,6 +158,9 @@ class Maker:
         if text:
             yield ("text", "no cache")
             yield ("text", "bare")
+            yield ("text", "codes")
+        if "inputs_embeds" in self.names:
+            yield ("embeddings",)
 
     def calls(self, plan: tuple[str, ...]) -> Iterator[dict[str, Any] | Exception]:
         """Yield the calls of one plan: every combination of the layouts an argument may have."""
@@ -154,9 +171,8 @@ class Maker:
         for choice in itertools.islice(itertools.product(*layouts.values()), _MOST_CALLS):
             try:
                 made = {name: make() for name, make in zip(layouts, choice, strict=True)}
-                kwargs = {name: value for name, value in made.items() if value is not None}
-                kwargs |= given
-                yield self.with_text(kwargs, plan) if "text" in plan else kwargs
+                kwargs = {name: value for name, value in made.items() if value is not None} | given
+                yield self.with_text(kwargs, plan) if "text" in plan and "input_ids" not in given else kwargs
             except Exception as error:  # a layout that this model cannot have
                 yield error
 
@@ -165,14 +181,36 @@ class Maker:
         chosen = {main} if isinstance(main, str) and "bare" not in plan else set()
         for kind, names in (("image", _IMAGE), ("audio", _AUDIO)):
             chosen = chosen | set(names) if kind in plan else chosen - set(names)
+        if "embeddings" in plan:
+            chosen |= {"inputs_embeds"}
         chosen |= set(self.required)
         return [name for name in self.names if name in chosen]
+
+    def asked_for(self, error: Exception, call: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments that an error names although the call does not have them."""
+        words = set(re.findall(r"\w+", str(error)))
+        missing = [name for name in self.names if name in words and name not in call and name not in _TEXT]
+        return {name: self._layouts(name)[0]() for name in missing}
+
+    def refuse_objects(self) -> None:
+        """Say so where no inputs can be generated, because a required argument is no tensor.
+
+        Raises:
+            TargetError: the first such argument.
+        """
+        for parameter in self.parameters:
+            kind = getattr(parameter.annotation, "__name__", str(parameter.annotation))
+            if parameter.default is parameter.empty and kind.endswith("Session"):
+                raise TargetError(
+                    f"its forward works on a {kind}, the state of a running video: no inputs stand for it"
+                )
 
     # text
 
     def with_text(self, kwargs: dict[str, Any], plan: tuple[str, ...]) -> dict[str, Any]:
         """Return the call with token ids in which every image and sound has its placeholders."""
-        ids = self.ids(self.time)
+        coded = "codes" in plan and ("decoder_input_ids" if "decoder_input_ids" in self.names else "input_ids")
+        ids = self.codes() if coded == "input_ids" else self.ids(self.time)
         kinds = torch.zeros_like(ids)
         for number, kind in enumerate(("image", "audio"), start=1):
             if kind in plan and (token := self.token(_PLACEHOLDERS[kind])) is not None:
@@ -186,9 +224,9 @@ class Maker:
         if "input_ids" in self.names:
             call["input_ids"] = ids
             if "attention_mask" in self.names and "bare" not in plan:
-                call["attention_mask"] = torch.ones_like(ids)
+                call["attention_mask"] = torch.ones_like(ids[:, :, 0] if ids.ndim == 3 else ids)
         if "decoder_input_ids" in self.names:
-            call["decoder_input_ids"] = self.ids(self.time + 4, decoder=True)
+            call["decoder_input_ids"] = self.codes() if coded else self.ids(self.time + 4, decoder=True)
         if "bbox" in self.names:
             call["bbox"] = self.boxes(ids.shape[1])
         if "mm_token_type_ids" in self.names and "image" in plan:
@@ -227,6 +265,11 @@ class Maker:
         ordinary = torch.tensor([i for i in range(limit) if i not in special] or [0])
         return ordinary[torch.randint(len(ordinary), (self.batch, length), generator=self.generator)]
 
+    def codes(self, *, beside: int = 0) -> Tensor:
+        """Return token ids [B, T, codebooks] of a sound; ``beside`` counts further rows, such as one of text."""
+        count = self.number("num_codebooks", "num_quantizers", "num_channels", default=8) + beside
+        return self.ids(self.time * count, decoder=True).view(self.batch, -1, count)
+
     def vocabulary(self, *, decoder: bool = False) -> int:
         """Return the number of token ids."""
         sizes = [v for p in self.everything if isinstance(v := vars(p).get("vocab_size"), int) and v > 0]
@@ -247,7 +290,8 @@ class Maker:
         """Return the first whole number of these names, the outermost configuration first."""
         for part in [of] if of is not None else self.everything:
             for name in names:
-                value = getattr(part, name, None) if name in dir(part) else None
+                known = name in dir(part) or name in type(part).attribute_map
+                value = getattr(part, name, None) if known else None
                 value = value[0] if isinstance(value, list | tuple) and value else value
                 if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                     return value

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["layouts"]
 
 Make = Callable[[], Any]
-_GRID = (1, 4, 6)  # frames, rows and columns of patches
+_ROWS, _COLUMNS = 4, 6  # of patches, made multiples of what the model merges
 _FRAMES = 4
 _HOP = 1920
 
@@ -24,14 +24,20 @@ def layouts(maker: Maker, name: str) -> list[Make]:
     """Return functions that make the argument, one for each layout it may have."""
     if name in _BY_NAME:
         return _BY_NAME[name](maker)
-    if name.endswith(("mask", "observed_mask")):
-        return [lambda: maker.ones(maker.batch, maker.time)]
+    if name.endswith("mask"):
+        return [lambda: maker.ones(maker.batch, maker.time), lambda: maker.ones(maker.batch, maker.time).bool()]
     if name.endswith("input_ids"):
-        return [lambda: maker.ids(maker.time)]
+        return [lambda: maker.ids(maker.time), maker.codes]
     return _states(maker)
 
 
 # images
+
+
+def _grid(maker: Maker) -> tuple[int, int, int]:
+    """Return frames, rows and columns of patches of one image."""
+    merged = maker.number("spatial_merge_size", "pooling_kernel_size", default=1)
+    return 1, -(-_ROWS // merged) * merged, -(-_COLUMNS // merged) * merged
 
 
 def _vision(maker: Maker) -> Any:
@@ -55,7 +61,7 @@ def image_side(maker: Maker) -> int:
 
 def _pixels(maker: Maker) -> list[Make]:
     side, c, b = image_side(maker), _channels(maker), maker.batch
-    count, values = b * math.prod(_GRID), _patch_values(maker)
+    count, values = b * math.prod(_grid(maker)), _patch_values(maker)
     p = maker.number("patch_size", default=16, of=_vision(maker))
     flat = [
         lambda: maker.noise(count, values),
@@ -65,9 +71,11 @@ def _pixels(maker: Maker) -> list[Make]:
     ]
     if _has(maker, "image_grid_thw", "grid_thw", "image_grid_hws", "grid_hws"):
         return flat
-    naflex = [lambda: maker.noise(b, _GRID[1] * _GRID[2], _patch_values(maker))]
+    naflex = [lambda: maker.noise(b, count // b, values)]
     if _has(maker, "spatial_shapes", "image_position_ids", "pixel_position_ids"):
         return naflex
+    if _has(maker, "target_sizes"):  # all patches of a batch in one row
+        naflex = [lambda: maker.noise(1, c, p, p * count)]
     frames = maker.number("num_frames", "frames_per_clip", default=_FRAMES)
     image = [lambda: maker.noise(b, c, side, side)]
     video = [lambda: maker.noise(b, frames, c, side, side), lambda: maker.noise(b, c, frames, side, side)]
@@ -77,7 +85,10 @@ def _pixels(maker: Maker) -> list[Make]:
     tiles = [lambda n=n: maker.noise(b, n, c, side, side) for n in (1, 3, 2, 5)]
     films = hasattr(_vision(maker), "tubelet_size") or hasattr(_vision(maker), "num_frames")
     larger = [lambda: maker.noise(b, c, 224, 224)]
-    return video + image if films else image + tiles + video[:1] + larger
+    if films:
+        return [*video, *image, lambda: maker.noise(b * frames, c, side, side)]
+    patches = [lambda: maker.noise(b, (side // p) ** 2, values)]
+    return image + tiles + video[:1] + larger + (naflex if _has(maker, "target_sizes") else patches)
 
 
 def _patch_values(maker: Maker) -> int:
@@ -86,12 +97,29 @@ def _patch_values(maker: Maker) -> int:
     return _channels(maker) * patch**2 * maker.number("temporal_patch_size", default=1, of=vision)
 
 
-def _grid(maker: Maker) -> list[Make]:
-    return [lambda: torch.tensor([_GRID] * maker.batch)]
+def _grids(maker: Maker) -> list[Make]:
+    return [lambda: torch.tensor([_grid(maker)] * maker.batch)]
 
 
-def _grid_2d(maker: Maker) -> list[Make]:
-    return [lambda: torch.tensor([_GRID[1:]] * maker.batch)]
+def _grids_2d(maker: Maker) -> list[Make]:
+    return [lambda: torch.tensor([_grid(maker)[1:]] * maker.batch)]
+
+
+def _merge_sizes(maker: Maker) -> list[Make]:
+    return [lambda: torch.full((maker.batch,), maker.number("spatial_merge_size", default=2))]
+
+
+def _flattened(maker: Maker) -> list[Make]:
+    """Return patches that begin with the numbers of their row and column, from 1."""
+    _, rows, columns = _grid(maker)
+    values = maker.noise(maker.batch, rows * columns, 2 + _patch_values(maker))
+    values[..., 0] = torch.arange(1, rows + 1).repeat_interleave(columns)
+    values[..., 1] = torch.arange(1, columns + 1).repeat(rows)
+    return [lambda: values]
+
+
+def _mask_of_images(maker: Maker) -> list[Make]:
+    return [lambda: maker.ones(maker.batch, maker.time, 1)]
 
 
 def _image_sizes(maker: Maker) -> list[Make]:
@@ -101,13 +129,13 @@ def _image_sizes(maker: Maker) -> list[Make]:
 
 def _patch_mask(maker: Maker) -> list[Make]:
     if "spatial_shapes" in maker.names:
-        return [lambda: maker.ones(maker.batch, _GRID[1] * _GRID[2])]
+        return [lambda: maker.ones(maker.batch, math.prod(_grid(maker)))]
     side = image_side(maker)
     return [lambda: maker.ones(maker.batch, 1, side, side), lambda: maker.ones(maker.batch, side, side)]
 
 
 def _positions_2d(maker: Maker) -> list[Make]:
-    rows, columns = torch.meshgrid(torch.arange(_GRID[1]), torch.arange(_GRID[2]), indexing="ij")
+    rows, columns = torch.meshgrid(*map(torch.arange, _grid(maker)[1:]), indexing="ij")
     return [lambda: torch.stack([columns, rows], dim=-1).reshape(1, -1, 2).repeat(maker.batch, 1, 1)]
 
 
@@ -126,14 +154,18 @@ def _mels(maker: Maker) -> int:
     names = (
         "num_mel_bins", "feature_projection_input_dim", "n_mels", "input_feat_per_channel", "num_mels",
         "feature_size", "input_dim", "input_size", "mel_bins", "input_feat_size", "model_in_dim", "num_bins",
+        "num_chroma",
     )  # fmt: skip
     return maker.number(*names, default=80)
 
 
 def _mel_frames(maker: Maker) -> list[Make]:
     b, mels, t = maker.batch, _mels(maker), 8 * maker.time
+    if _has(maker, "feature_lens"):  # all frames of a batch in one row
+        return [lambda: maker.noise(mels, int(_lengths(maker).sum()))]
     fixed = 2 * maker.number("max_source_positions", default=t // 2)
-    others = [width for width in dict.fromkeys((*_widths(maker), 160)) if width != mels]
+    stacked = [n * mels for n in (2, 4)]  # neighbouring frames side by side, also with their differences
+    others = [width for width in dict.fromkeys((*_widths(maker), 160, *stacked)) if width != mels]
     return [
         lambda: maker.noise(b, mels, fixed),
         lambda: maker.noise(b, t, mels),
@@ -145,7 +177,7 @@ def _mel_frames(maker: Maker) -> list[Make]:
 
 def _waves(maker: Maker) -> list[Make]:
     b, t, hop = maker.batch, maker.time, _hop(maker)
-    wave = [lambda: maker.noise(b, 320 * t + 80)]
+    wave = [lambda: maker.noise(b, 320 * t + 80), lambda: maker.noise(b, hop * t)]
     channels = maker.number("audio_channels", "channels", default=1)
     sound = [lambda: maker.noise(b, channels, hop * t)]
     rows = maker.number("max_length", default=8 * t)
@@ -162,6 +194,11 @@ def _hop(maker: Maker) -> int:
             if ratios := getattr(part, name, None):
                 return math.prod(ratios)
     return _HOP
+
+
+def _lengths(maker: Maker) -> torch.Tensor:
+    longest = 2 * maker.number("max_source_positions", default=4 * maker.time)
+    return torch.full((maker.batch,), min(8 * maker.time, longest))
 
 
 def _mel_mask(maker: Maker) -> list[Make]:
@@ -187,8 +224,10 @@ def _widths(maker: Maker) -> list[int]:
 
 
 def _hidden(maker: Maker) -> list[Make]:
+    if getattr(maker.model, "main_input_name", None) == "pixel_values":
+        return [*_pixels(maker), *_states(maker)]
     if _has(maker, "grid_thw"):
-        return [lambda: maker.noise(maker.batch * math.prod(_GRID), _patch_values(maker)), *_states(maker)]
+        return [lambda: maker.noise(maker.batch * math.prod(_grid(maker)), _patch_values(maker)), *_states(maker)]
     return _states(maker)
 
 
@@ -224,13 +263,18 @@ _BY_NAME: dict[str, Callable[[Maker], list[Make]]] = {
     "audio_codes": _codes,
     "audio_input_features": _mel_frames,
     "encoder_hidden_states": _encoder_states,
+    "aftercnn_lens": lambda maker: [lambda: (_lengths(maker) - 1) // 2 + 1],
     "feature_attention_mask": _mel_mask,
-    "grid_hws": _grid_2d,
-    "grid_thw": _grid,
+    "feature_lens": lambda maker: [lambda: _lengths(maker)],
+    "flattened_patches": _flattened,
+    "image_attention_mask": _mask_of_images,
+    "merge_sizes": _merge_sizes,
+    "grid_hws": _grids_2d,
+    "grid_thw": _grids,
     "hidden_states": _hidden,
     "image": _pixels,
-    "image_grid_hws": _grid_2d,
-    "image_grid_thw": _grid,
+    "image_grid_hws": _grids_2d,
+    "image_grid_thw": _grids,
     "image_position_ids": _positions_2d,
     "image_sizes": _image_sizes,
     "input_features": _mel_frames,
@@ -241,6 +285,6 @@ _BY_NAME: dict[str, Callable[[Maker], list[Make]]] = {
     "pixel_position_ids": _positions_2d,
     "pixel_values": _pixels,
     "pixel_values_videos": _videos,
-    "spatial_shapes": _grid_2d,
-    "target_sizes": _grid_2d,
+    "spatial_shapes": _grids_2d,
+    "target_sizes": _grids_2d,
 }

@@ -60,6 +60,7 @@ class Plan:
     scale: bool  # whether widths are reduced at all
     side: int  # of a reduced image of the vision part, in pixels
     text: int | None  # reduced width of the text part of a multimodal model
+    vision: Any  # configuration of the vision part, not reduced; None where there is none
 
     def tokens(self, config: Any, fields: Mapping[str, Any]) -> dict[str, int]:
         """Return ids for the placeholder tokens that a multimodal configuration leaves open."""
@@ -79,6 +80,7 @@ class Plan:
             widths=narrow,
             text=_text_width(config, narrow),
             side=_image_side(config),
+            vision=vars(config).get("vision_config"),
             token_ids={old: VOCABULARY - 1 - n for n, old in enumerate(ids)},
             scale=widths,
         )

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from normwise.targets import hf_calls
+
 __all__ = ["RECIPES", "Recipe", "recipe_for"]
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -43,17 +45,22 @@ def _four_to_one(given: dict[str, Any], config: Any) -> None:
     given.update(dict.fromkeys(names, 4 * given.get("hidden_size", config.hidden_size)))
 
 
-def _series(maker: Any) -> dict[str, Any]:
-    """Return a time series with its time features: the context and what the lags reach back to."""
-    config, batch = maker.config, maker.batch
-    length = config.context_length + max(config.lags_sequence)
-    return {
-        "past_values": maker.noise(batch, length),
-        "past_time_features": maker.noise(batch, length, config.num_time_features),
-        "past_observed_mask": maker.ones(batch, length),
-        "future_values": maker.noise(batch, config.prediction_length),
-        "future_time_features": maker.noise(batch, config.prediction_length, config.num_time_features),
-    }
+def _ranges_of_tokens(given: dict[str, Any], config: Any) -> None:
+    """Put the codes of images and sounds behind each other within the small vocabulary."""
+    given["image_token_offset"] = 64
+    given["audio_token_offset"] = 64 + given["vision_config"].codebook_size
+
+
+def _to_encoder(given: dict[str, Any], config: Any) -> None:
+    """Let the last convolution of the first tower hand on the width of the second, which the defaults do not."""
+    first, width = given["sam_config"], given["encoder_config"].hidden_size
+    first.downsample_channels = [*first.downsample_channels[:-1], width]
+
+
+def _both_encoders(given: dict[str, Any], config: Any) -> None:
+    """Quantize what the acoustic and the semantic encoder make, side by side."""
+    widths = given.get("hidden_size", config.hidden_size), given["semantic_model_config"].hidden_size
+    given["quantization_dim"] = sum(widths)
 
 
 _THREE_AXES = Recipe(adjust=_three_axes)
@@ -63,7 +70,7 @@ RECIPES: dict[str, Recipe] = {
         (
             "glm4v_text", "glm4v_moe_text", "glm_image_text", "glm46v_text", "glmga_text", "glm_ocr_text",
             "qwen2_5_omni_text", "qwen2_5_omni_talker", "qwen2_vl_text", "qwen2_5_vl_text", "paddleocr_vl_text",
-            "ernie4_5_vl_moe_text",
+            "ernie4_5_vl_moe_text", "hunyuan_vl_text",
         ),
         _THREE_AXES,
     ),
@@ -72,7 +79,7 @@ RECIPES: dict[str, Recipe] = {
     "esm": Recipe(always={"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1}),
     **dict.fromkeys(
         ("autoformer", "informer", "time_series_transformer"),
-        Recipe(always={"prediction_length": 12, "num_time_features": 2}, inputs=_series),
+        Recipe(always={"prediction_length": 12, "num_time_features": 2}, inputs=hf_calls.series),
     ),
     **dict.fromkeys(("musicgen_decoder", "musicgen_melody_decoder"), Recipe(always={"num_codebooks": 1})),
     "nemotron": Recipe(always={"num_key_value_heads": 4}),
@@ -92,7 +99,7 @@ RECIPES: dict[str, Recipe] = {
         always={"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "num_experts_per_tok": 2}
     ),
     **dict.fromkeys(
-        ("chameleon_vqgan", "emu3_vqgan", "janus_vqgan", "glm_image_vqmodel"),
+        ("chameleon_vqgan", "emu3_vqgan", "janus_vqgan", "glm_image_vqmodel", "apertus1p5_vision_tokenizer"),
         Recipe(always={"base_channels": 32, "num_res_blocks": 1, "resolution": 64}),
     ),
     "mamba2": Recipe(config={"num_heads": 8, "head_dim": 16}),
@@ -103,6 +110,36 @@ RECIPES: dict[str, Recipe] = {
     "vipllava": Recipe(always={"vision_feature_layer": [-2, -3, -4, -5, 2]}),
     "qwen2_5_omni_thinker": Recipe(always={"vision_start_token_id": 240, "vision_end_token_id": 241}),
     "moonshine_streaming": Recipe(always={"num_key_value_heads": 4}),
+    "apertus1p5": Recipe(adjust=_ranges_of_tokens),
+    "granite4_vision": Recipe(
+        always={
+            "deepstack_layer_map": [[0, 0], [2, 1]], "spatial_target_layers": [0, 1, 2, 3], "downsample_rate": "1/2",
+        }
+    ),
+    "qwen3_omni_moe_talker_text": Recipe(config={"shared_expert_intermediate_size": 48}),  # not in the default one
+    "qwen4_exp_text": Recipe(
+        always={
+            "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 64, "indexer_budget": 8,
+            "indexer_compress_ratio": 2,
+        }
+    ),
+    "cohere_compass_text": Recipe(
+        always={"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}}
+    ),
+    "speecht5": Recipe(cls="SpeechT5ForSpeechToText"),
+    "gemma3n_audio": Recipe(inputs=hf_calls.mel_without_padding),
+    "dots3_note_audio_encoder": Recipe(inputs=hf_calls.chunks),
+    "inkling2_vision": Recipe(inputs=hf_calls.merged_patches),
+    "kosmos-2": Recipe(inputs=hf_calls.latent_images),
+    "kyutai_speech_to_text": Recipe(inputs=hf_calls.spoken_text),
+    "pi0": Recipe(inputs=hf_calls.robot),
+    "qwen2_5_omni_dit": Recipe(inputs=hf_calls.diffused_mels),
+    "qwen2_5_omni_token2wav": Recipe(inputs=hf_calls.synthesis),
+    "speech-encoder-decoder": Recipe(inputs=hf_calls.wave),
+    "timesfm": Recipe(inputs=hf_calls.series_without_features),
+    "unlimited_ocr_vision_encoder": Recipe(inputs=hf_calls.feature_map),
+    "deepseek_ocr2_vision": Recipe(adjust=_to_encoder),
+    "xcodec2": Recipe(adjust=_both_encoders, inputs=hf_calls.wave_and_mels),
 }  # fmt: skip
 
 _NONE = Recipe()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from normwise.targets.hf_depth import BLOCKS, LONGEST_PERIOD, Depth, is_pattern
 from normwise.targets.hf_plan import (
     MAIN_WIDTH,
     TOKEN,
@@ -20,14 +21,9 @@ from normwise.targets.hf_plan import (
 
 __all__ = ["Shrinker"]
 
-_BLOCKS = 4
-_LONGEST_PERIOD = 12  # of a pattern of different blocks that is still kept whole
 _HEADS = 4
 _MAIN_HEADS = (
     "num_attention_heads", "num_heads", "n_heads", "n_head", "encoder_attention_heads", "decoder_attention_heads",
-)  # fmt: skip
-_MAIN_DEPTH = (
-    "num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "encoder_layers", "decoder_layers", "layers",
 )  # fmt: skip
 _DEPTH = re.compile(r"(^|_)(n_)?(layers?|depth)$|^(num|n)_layers?_|^num_(hidden_)?blocks$")
 _NO_DEPTH = re.compile(r"feature|feat_extract|residual|lstm|ind|type|offset|period|interval|head_depth|nextn|kv_shared")
@@ -44,6 +40,8 @@ _HEAD_DIM = re.compile(r"head_?(dim|size)|d_head$|dim_head$|d_kv$|kv_channels$|^
 _EXPERTS = re.compile(r"(num|n)_(local_|routed_)*experts$")
 _TOP_K = re.compile(r"experts_per_tok|moe_topk$|^moe_k$|^moe_top_?k$|^top_k_experts$")
 _INDICES = re.compile(r"ind(ex|ice|exe)s$|_ids$|_idxs$|_layers$|_blocks$")
+_KINDS = re.compile(r"att|window")  # numbers of the blocks of one kind; others number those that hand something out
+_VISION_LAYERS = re.compile(r"^(vision|vit)_.*layers?$")  # numbers of the vision part's blocks, said by another part
 _TO_TEXT = {"out_hidden_size", "adapter_out_dim", "output_proj_dims"}  # what a tower hands to the text part
 _CAPS = {
     "num_queries": 20, "mm_tokens_per_image": 4, "max_source_positions": 28, "n_group": 2, "topk_group": 1,
@@ -57,14 +55,8 @@ class Shrinker:
 
     def __init__(self, config: Any, plan: Plan) -> None:
         self.plan = plan
-        self.depth = first_int(config, _MAIN_DEPTH)
-        self.lists = {
-            name: list(value)
-            for name, value in (vars(config) | _computed_patterns(config)).items()
-            if isinstance(value, list | tuple) and len(value) == self.depth and _is_pattern(value)
-        }
-        self.period = max((_covering_prefix(kinds) for kinds in self.lists.values()), default=0)
-        self.blocks = max(_BLOCKS, self.period) if self.period <= _LONGEST_PERIOD else _BLOCKS
+        self.layers = Depth.of(config)
+        self.depth, self.blocks = self.layers.total, self.layers.kept
         self.width = main_width(config) if plan.scale else None
         self.heads = first_int(config, _MAIN_HEADS)
         self.few_heads = min(self.heads or _HEADS, _HEADS)
@@ -77,8 +69,10 @@ class Shrinker:
 
     def patterns(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the kinds of the blocks; where their period is too long, thinned so that every kind appears."""
-        cut = _thinned if self.period > _LONGEST_PERIOD else _first
-        named = {name: kinds for name, kinds in self.lists.items() if name in fields and isinstance(kinds[0], str)}
+        cut = _thinned if self.layers.period > LONGEST_PERIOD else _first
+        named = {
+            name: kinds for name, kinds in self.layers.lists.items() if name in fields and isinstance(kinds[0], str)
+        }
         return {name: cut(kinds, self.blocks) for name, kinds in named.items()}
 
     def open_numbers(self, fields: Mapping[str, Any], config: Any) -> dict[str, Any]:
@@ -170,14 +164,16 @@ class Shrinker:
         if name == "image_grid_pinpoints":
             unit = min(min(pair) for pair in value)
             return [[side * self.plan.side // unit for side in pair] for pair in value]
-        if self.depth and len(value) == self.depth and self.depth > _BLOCKS and _is_pattern(value, kinds=self.depth):
+        if self.depth and len(value) == self.depth and self.depth > BLOCKS and is_pattern(value, kinds=self.depth):
             value = value[: self.blocks]
         if not all(isinstance(item, int) for item in value):
             return value
         if name == "depths" or name in {"blocks_per_stage", "stage_num_blocks", "num_block_repeats"}:
             return [min(item, 2) for item in value]
+        if _VISION_LAYERS.search(name) and self.plan.vision is not None:
+            return [Depth.of(self.plan.vision).index(item) for item in value]  # one feature each, also twice the same
         if self.depth and _INDICES.search(name) and all(0 <= item <= self.depth for item in value):
-            return sorted({min(item * self.blocks // self.depth, self.blocks - 1) for item in value})
+            return self.layers.indices(value, kinds=bool(_KINDS.search(name)))
         return [self._reduce_int(name, item) for item in value]
 
     def _reduce_rope(self, rope: dict[str, Any]) -> dict[str, Any]:
@@ -204,15 +200,6 @@ def _rounded(value: float, multiple: int) -> int:
     return max(multiple, round(value / multiple) * multiple)
 
 
-def _is_pattern(value: Any, kinds: int = 6) -> bool:
-    return all(isinstance(item, str | int | float) for item in value) and len(set(value)) <= kinds
-
-
-def _covering_prefix(kinds: list[Any]) -> int:
-    """Return how many of the first blocks show every kind of block."""
-    return max(kinds.index(kind) for kind in set(kinds)) + 1
-
-
 def _first(kinds: list[Any], count: int) -> list[Any]:
     return kinds[:count]
 
@@ -221,8 +208,3 @@ def _thinned(kinds: list[Any], count: int) -> list[Any]:
     firsts = sorted({kinds.index(kind) for kind in set(kinds)})[-count:]
     rest = [i for i in range(len(kinds)) if i not in firsts][: count - len(firsts)]
     return [kinds[i] for i in sorted(firsts + rest)]
-
-
-def _computed_patterns(config: Any) -> dict[str, Any]:
-    names = ("layer_types", "layers_block_type")
-    return {name: getattr(config, name, None) for name in names if name not in vars(config)}
