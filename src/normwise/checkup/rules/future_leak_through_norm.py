@@ -5,7 +5,7 @@ Every token behind the middle of the sequence is replaced, and the two runs are 
 float32. Reported is a norm that moves an earlier step although its own input there did not move, in a model that is
 causal apart from it: it claims so (`claims=("causal",)`), or, with the norm held, earlier steps no longer move while
 later ones still follow earlier ones. With floating inputs and no claim it is a warning. An encoder is meant to see
-everything and is left alone. A causal model that is being trained (train mode, an optimizer, a `train_step`) is also
+everything and is left alone; where the inputs hold its sequence and a decoder's, each is replaced by itself. A causal model that is being trained (train mode, an optimizer, a `train_step`) is also
 run with its batch norms in train mode: their statistics span later steps even where eval mode is causal; a warning
 where the model claims to be causal, else for information.
 
@@ -44,7 +44,8 @@ ZH = """归一化让因果模型看到未来。
 ## 发现什么
 替换序列中点之后的全部词元，在评估模式、float32 下逐个操作比较两次运行。报告这样的归一化：较早的步输入没有变，输出却
 变了，而模型除此之外是因果的：用户声明（`claims=("causal",)`），或保持该归一化的输出后较早的步不再变化、较后的步仍随
-较早的步变化。输入为浮点数且没有声明时为警告。编码器本来就看到全部，不报告。
+较早的步变化。输入为浮点数且没有声明时为警告。编码器本来就看到全部，不报告；输入同时含编码器和解码器的序列时，逐个
+替换。
 正在训练的因果模型（训练模式、optimizer 或 `train_step`）还会以训练模式的批归一化运行：即使评估模式是因果的，
 批统计量也跨越后面的步；声明为因果时为警告，否则仅作提示。
 

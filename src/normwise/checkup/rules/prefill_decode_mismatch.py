@@ -4,7 +4,8 @@
 All steps but the last go through the model with a cache, then the last by itself, and every value is compared with the
 run of all steps at once, in eval mode and float32. Reported is a norm whose output differs at that step although its
 own input agrees: statistics over time or heads that a single step does not have, another branch for one token, a
-squeezed axis. It needs a model that takes `use_cache` and a cache (`past_key_values`, `cache`).
+squeezed axis. It needs a model that takes `use_cache` and a cache (`past_key_values`, `cache`); behind an encoder the
+inputs that begin with `decoder_` are decoded, the others stay whole.
 
 ## Why it matters
 Training and scoring use the run of all steps, generation uses the cache. Where the two differ, the model generates from
@@ -39,7 +40,7 @@ ZH = """逐步解码时归一化算的是另一回事。
 ## 发现什么
 除最后一步外的全部步带缓存通过模型，再单独送入最后一步，在评估模式、float32 下把每个值与一次运行全部步的结果比较。报
 告这样的归一化：该步输入一致，输出却不同，例如统计量跨越时间或注意力头而单步没有、单词元走另一分支、轴被压缩掉。需要
-模型接受 `use_cache` 和缓存（`past_key_values`、`cache`）。
+模型接受 `use_cache` 和缓存（`past_key_values`、`cache`）；有编码器时只解码以 `decoder_` 开头的输入，其余保持完整。
 
 ## 为什么重要
 训练和打分一次运行全部步，生成使用缓存。两者不同，生成用的就不是训练出的函数：困惑度正常，文本不正常。
