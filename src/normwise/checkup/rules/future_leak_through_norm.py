@@ -5,9 +5,10 @@ Every token behind the middle of the sequence is replaced, and the two runs are 
 float32. Reported is a norm that moves an earlier step although its own input there did not move, in a model that is
 causal apart from it: it claims so (`claims=("causal",)`), or, with the norm held, earlier steps no longer move while
 later ones still follow earlier ones. With floating inputs and no claim it is a warning. An encoder is meant to see
-everything and is left alone; where the inputs hold its sequence and a decoder's, each is replaced by itself. A causal model that is being trained (train mode, an optimizer, a `train_step`) is also
-run with its batch norms in train mode: their statistics span later steps even where eval mode is causal; a warning
-where the model claims to be causal, else for information.
+everything and is left alone; where the inputs hold its sequence and a decoder's, each is replaced by itself. A causal
+model that is being trained (train mode, an optimizer, a `train_step`) is also run with its batch norms in train mode:
+their statistics span later steps even where eval mode is causal; a warning where the model claims to be causal, else
+for information.
 
 ## Why it matters
 In training the model learns to read the answer out of the mean and the variance of what comes later. The loss looks
