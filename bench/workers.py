@@ -6,12 +6,13 @@ import collections
 import multiprocessing
 import os
 import resource
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-__all__ = ["work"]
+__all__ = ["ending", "work"]
 
 Record = dict[str, Any]
 Run = Callable[[Any], Record]
@@ -79,13 +80,21 @@ class _Worker:
             self.ended = True
             self.process.join()
             if self.items and self.process.exitcode:
-                yield self.failure(self.items.pop(0), f"the process ended with code {self.process.exitcode}")
+                yield self.failure(self.items.pop(0), ending(self.process.exitcode))
             return
         if time.monotonic() - self.since > self.seconds and self.items:
             self.process.kill()
             self.process.join()
             self.ended = True
             yield self.failure(self.items.pop(0), f"took longer than {self.seconds:g} s")
+
+
+def ending(code: int) -> str:
+    """Say how a process ended that did not come to the end of its items: by a signal, or with a code of its own."""
+    try:
+        return f"the process was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"the process ended with code {code}"
 
 
 def _serve(items: list[Any], run: Run, connection: Connection, memory: int) -> None:

@@ -268,18 +268,20 @@ def _map_summary(ran: list[dict[str, Any]]) -> list[str]:
 
 
 def cause(error: str) -> str:
-    """Return the kind of a failure."""
+    """Return the kind of a failure; a process that died is named by how it ended."""
     for pattern, kind in _CAUSES:
-        if re.search(pattern, error):
-            return kind
+        if found := re.search(pattern, error):
+            return kind or found[0]
     return "cannot be built" if "cannot be built" in error else "cannot be fed"
 
 
 _CAUSES = (
     (r"requires the|No module named|not installed|not found in your environment", "needs a package"),
     ("no model class of its own|no attribute 'modeling", "no class to run by itself"),
+    ("has no forward|state of a running video", "cannot be called with tensors alone"),
     ("longer than", "too slow"),
-    ("process ended|memory", "out of memory"),
+    ("MemoryError|not enough memory|[Oo]ut of memory|can't allocate", "out of memory"),
+    (r"the process (ended|was ended) .*", ""),
 )
 
 

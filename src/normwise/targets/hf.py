@@ -12,9 +12,17 @@ import gc
 
 from normwise.errors import TargetError
 from normwise.targets import folder
-from normwise.targets.hf_build import build_fake, build_model, count_parameters, library, model_types, quiet
+from normwise.targets.hf_build import (
+    build_fake,
+    build_model,
+    count_parameters,
+    library,
+    model_class,
+    model_types,
+    quiet,
+)
 from normwise.targets.hf_config import build_config, departures
-from normwise.targets.hf_inputs import example_inputs, find_inputs, one_line
+from normwise.targets.hf_inputs import example_inputs, find_inputs, one_line, refuse_objects
 from normwise.targets.target import InputsFrom, Target, Weights
 
 __all__ = ["EXAMPLE", "build_config", "build_fake", "claims", "example_inputs", "load"]
@@ -58,7 +66,10 @@ def _target(text: str, model_type: str, *, widths: bool, note: str, generate: bo
     config = build_config(model_type, widths=widths)
     if not widths and count_parameters(config) > _LARGEST:
         raise TargetError("too large with its widths kept")
-    model = build_model(config)
+    cls = model_class(config)
+    if generate:
+        refuse_objects(cls)
+    model = build_model(config, cls)
     note_rest = departures(model_type)
     if not generate:
         return Target(model=model, name=text, config=config, weights=Weights.RANDOM, notes=(note, *note_rest))

@@ -86,7 +86,7 @@ def model_class(config: Any) -> type[nn.Module]:
     if not callable_ones:
         types = dict.fromkeys(part.model_type for part in parts(config) if part is not config)
         known = [f"hf:{name}" for name in types if name in model_types()]
-        rest = f"; its parts are {', '.join(known)}" if known else ""
+        rest = f"; of its parts there are {', '.join(known)}" if known else ""
         raise TargetError(f"transformers' {found[0].__name__} has no forward and cannot be called as a whole{rest}")
     return callable_ones[0]
 

@@ -60,6 +60,7 @@ class Depth:
 
 
 def is_pattern(value: Any, kinds: int = 6) -> bool:
+    """Tell whether a list names kinds of blocks: short words or numbers, few of them different."""
     return all(isinstance(item, str | int | float) for item in value) and len(set(value)) <= kinds
 
 

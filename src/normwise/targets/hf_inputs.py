@@ -21,7 +21,7 @@ from normwise.errors import TargetError
 from normwise.targets.hf_config import parts
 from normwise.targets.hf_recipes import recipe_for
 
-__all__ = ["BATCH", "TIME", "Found", "example_inputs", "find_inputs", "generated_inputs", "one_line"]
+__all__ = ["BATCH", "TIME", "Found", "example_inputs", "find_inputs", "generated_inputs", "one_line", "refuse_objects"]
 
 BATCH, TIME = 2, 13  # unequal to each other and to every width
 
@@ -73,7 +73,6 @@ def example_inputs(model: nn.Module, *, batch: int = BATCH, time: int = TIME) ->
 def find_inputs(model: nn.Module, *, batch: int = BATCH, time: int = TIME) -> Found:
     """Return the richest generated call that the model runs on, see ``example_inputs``."""
     maker = Maker(model, batch, time)
-    maker.refuse_objects()
     first: Exception | None = None
     for plan in maker.plans():
         for call in maker.calls(plan):
@@ -101,6 +100,18 @@ def generated_inputs(model: nn.Module, *, batch: int = BATCH, time: int = TIME) 
     maker = Maker(model, batch, time)
     calls = (call for plan in reversed(list(maker.plans())) if "bare" not in plan for call in maker.calls(plan))
     return next((call for call in calls if not isinstance(call, Exception)), {})
+
+
+def refuse_objects(cls: type[nn.Module]) -> None:
+    """Say so where no inputs can be generated for a class, because it takes more than tensors.
+
+    Raises:
+        TargetError: the first argument that is required and an object of its own.
+    """
+    for parameter in inspect.signature(cls.forward).parameters.values():
+        kind = getattr(parameter.annotation, "__name__", str(parameter.annotation))
+        if parameter.default is parameter.empty and kind.endswith("Session"):
+            raise TargetError(f"its forward works on a {kind}, the state of a running video: no inputs stand for it")
 
 
 def one_line(error: BaseException | None) -> str:
@@ -191,19 +202,6 @@ class Maker:
         words = set(re.findall(r"\w+", str(error)))
         missing = [name for name in self.names if name in words and name not in call and name not in _TEXT]
         return {name: self._layouts(name)[0]() for name in missing}
-
-    def refuse_objects(self) -> None:
-        """Say so where no inputs can be generated, because a required argument is no tensor.
-
-        Raises:
-            TargetError: the first such argument.
-        """
-        for parameter in self.parameters:
-            kind = getattr(parameter.annotation, "__name__", str(parameter.annotation))
-            if parameter.default is parameter.empty and kind.endswith("Session"):
-                raise TargetError(
-                    f"its forward works on a {kind}, the state of a running video: no inputs stand for it"
-                )
 
     # text
 
