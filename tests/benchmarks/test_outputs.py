@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -103,6 +104,13 @@ def test_json_has_every_row_with_its_conditions() -> None:
     assert [set(each) for each in told["rows"]] == [{field.name for field in dataclasses.fields(Row)}] * len(ROWS)
     assert told["rows"][1]["saved"] == 1.002
     assert told["rows"][3]["ms"] is None
+
+
+@pytest.mark.parametrize("name", benchmarks.formats())
+def test_what_a_rival_said_is_no_command_to_a_ci_runner(name: str) -> None:
+    hostile = "::error::x\n::error::y ##[error]z \x1b[31m\x9b2J\u202e"
+    page = benchmarks.render(result(row(OURS, 1.0), row(hostile, 2.0), row("torch.compile", None, why=hostile)), name)
+    assert re.findall(r"^\s*::\w|##\w*\[|[\x1b\x9b\u202e]", page, flags=re.MULTILINE) == []
 
 
 # -- SVG -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -87,6 +88,8 @@ def test_the_same_function_verifies_and_another_does_not(
 ) -> None:
     assert main(["convert", "verify", f"hf:{source}", f"hf:{manifest}", *SHAPE]) == 0
     assert capsys.readouterr().out.startswith("the same: in float64 the outputs differ by ")
+    assert main(["convert", "verify", f"hf:{source}", f"hf:{manifest}", *SHAPE, "--lang", "zh"]) == 0
+    assert capsys.readouterr().out.startswith("相同：float64 下输出之差为")
     other = saved("gpt2", tmp_path / "other")
     from safetensors.torch import load_file, save_file
 
@@ -267,6 +270,20 @@ def test_a_model_of_a_python_file_is_converted(tmp_path: Path, capsys: pytest.Ca
     assert f"open it with normwise.load({str(again)!r}, model)" in said
     assert "reload     what was written was not loaded again" in said
     assert "nothing was saved" not in (again / "report.md").read_text()
+
+
+def test_no_name_of_a_module_is_a_command_to_a_ci_runner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom torch import nn\n\ndef build():\n    model = nn.Sequential(nn.Linear(4, 8))\n"
+        "    model.add_module('##[error]x', nn.LayerNorm(8))\n    model.add_module('::error::y', nn.Linear(8, 2))\n"
+        "    return model, torch.randn(3, 4)\n"
+    )
+    target = f"{tmp_path / 'mine.py'}:build"
+    for how in ([], ["--json"]):
+        assert main(["convert", "plan", "rms-norm", target, *how]) == 0
+        said = capsys.readouterr().out
+        assert "error]x" in said
+        assert re.findall(r"^\s*::\w|##\w*\[", said, flags=re.MULTILINE) == []
 
 
 LARGE = {

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,16 @@ def test_a_trial_without_a_result_is_listed_with_its_error(name: str) -> None:
     page = reports.render(evidence(), name)
     assert "time limit of 3 s" in page
     assert page.count("5.0") >= 2
+
+
+@every_format
+def test_what_a_trial_said_is_no_command_to_a_ci_runner(name: str) -> None:
+    made = evidence()
+    hostile = "::error::x ##[error]y ##vso[z]"
+    unrun = tuple(replace(each, error=hostile, params={"::error": hostile, **each.params}) for each in made.unrun)
+    page = reports.render(replace(made, unrun=unrun), name)
+    assert "error" in page
+    assert re.findall(r"^\s*::\w|##\w*\[", page, flags=re.MULTILINE) == []
 
 
 @pytest.mark.parametrize("name", ["text", "html", "markdown"])

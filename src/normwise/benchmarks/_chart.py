@@ -14,6 +14,7 @@ from normwise.benchmarks import _words
 from normwise.benchmarks._contest import CLONE
 from normwise.benchmarks._result import OURS, Result, Row
 from normwise.benchmarks._text import figure, heading, title_of
+from normwise.rendering.cleaning import respelled
 from normwise.rendering.languages import in_language
 from normwise.rendering.svg import color, element, label, picture
 
@@ -54,7 +55,8 @@ def render(result: Result, *, lang: str = "en") -> str:
         label(_PAD, 24, f"{title_of(result, lang)}", name="ink", size=14),
         label(_PAD, 44, f"{in_language(unit, lang)}. {in_language(_words.machine_line(result), lang)}", size=10),
     ]
-    return str(picture(width, y, title, [element("g", *head, *parts, font_family=_FONT)])) + "\n"
+    page = str(picture(width, y, title, [element("g", *head, *parts, font_family=_FONT)]))
+    return respelled(page, "&#{};") + "\n"
 
 
 def _panels(result: Result) -> Iterator[list[Row]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 from normwise.benchmarks._result import Result
+from normwise.rendering.cleaning import respelled
 
 __all__ = ["render"]
 
 
 def render(result: Result, *, lang: str = "en") -> str:
     """Return JSON; it has no language."""
-    return json.dumps(result.as_dict(), indent=1, ensure_ascii=False) + "\n"
+    return respelled(json.dumps(result.as_dict(), indent=1), "\\u{:04x}") + "\n"

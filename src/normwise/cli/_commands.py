@@ -39,7 +39,7 @@ def _version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> Non
         from importlib.metadata import version
 
         say(f"normwise {version('normwise')}")
-        say(_kernels())
+        say(cleaned(_kernels()))
         ctx.exit()
 
 
@@ -61,7 +61,7 @@ def commands(ctx: click.Context) -> int:
     """
     if ctx.invoked_subcommand is None:
         say(ctx.get_help())
-        say(f"\n  {_kernels()}")  # after the help, which need not wait for torch
+        say(f"\n  {cleaned(_kernels())}")  # after the help, which need not wait for torch
     return 0
 
 
@@ -228,7 +228,7 @@ def bench(name: str | None, outputs: tuple[Path, ...], format_: str | None, lang
         return COULD_NOT_RUN
     for path in outputs:
         benchmarks.save(result, path, lang=lang)
-        click.echo(f"wrote {path}", err=True)
+        click.echo(cleaned(f"wrote {path}"), err=True)
     return 0
 
 
@@ -266,7 +266,7 @@ def _deliver(report: Report, options: dict[str, Any]) -> None:
     say(reports.render(report, options["format_"] or "text", **chosen))
     for path in options["outputs"]:
         reports.save(report, path, **chosen)
-        click.echo(f"wrote {path}", err=True)
+        click.echo(cleaned(f"wrote {path}"), err=True)
 
 
 def _command(target: str | None, options: dict[str, Any], effort: str) -> str:

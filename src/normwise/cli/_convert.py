@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from normwise.cli._options import debug, lang
-from normwise.cli._output import aside, cleaned, no_collection, say
+from normwise.cli._output import aside, cleaned, no_collection, say, say_json
 
 if TYPE_CHECKING:
     from normwise.conversions import Plan
@@ -97,7 +97,7 @@ def _plan(name: str | None, target: str, options: dict[str, Any], given: dict[st
         made = plans(name, target, inputs=given["inputs"], dtype=given["dtype"], options=options, advance=advance)
     if given["as_json"]:
         listed = [plan.to_json() for plan in made]
-        say(json.dumps(listed[0] if name else listed, indent=2))
+        say_json(listed[0] if name else listed)
     else:
         say("\n".join(_plan_report.text(plan, target, lang=given["lang"]) for plan in made))
     return 0 if any(plan.changes for plan in made) else REFUSED
@@ -106,15 +106,20 @@ def _plan(name: str | None, target: str, options: dict[str, Any], given: dict[st
 def _verify(first: str, second: str, given: dict[str, Any]) -> int:
     with aside(), no_collection():
         from normwise.conversions.saving.running import compare
-        from normwise.rendering.plain import plain
+        from normwise.rendering import both, in_language
     with aside():
         found = compare(first, second, inputs=given["inputs"])
     if given["as_json"]:
-        say(json.dumps(plain(found), indent=2, allow_nan=False))
+        say_json(found)
     else:
-        verdict = "the same" if found["same"] else "NOT the same"
-        noise = f"; rounding the weights once changes {found['rounding']:.2g}"
-        say(f"{verdict}: in float64 the outputs differ by {found['gap']:.2g} of their largest entry{noise}")
+        verdict = both("the same", "相同") if found["same"] else both("NOT the same", "不相同")
+        gap, rounding = f"{found['gap']:.2g}", f"{found['rounding']:.2g}"
+        said = both(
+            f"{verdict}: in float64 the outputs differ by {gap} of their largest entry; rounding the weights once"
+            f" changes {rounding}",
+            f"{verdict.zh}：float64 下输出之差为其最大元素的 {gap}；权重舍入一次带来的变化为 {rounding}",
+        )
+        say(in_language(said, given["lang"]))
         for name, apart in found["outputs"].items():
             say(f"  {cleaned(name)}  {apart:.2g}")
     return 0 if found["same"] else REFUSED
@@ -127,7 +132,7 @@ def _convert(name: str, target: str, options: dict[str, Any], given: dict[str, A
         from normwise.conversions import _plan_report
         from normwise.conversions.saving.report import text
         from normwise.conversions.saving.running import run
-        from normwise.rendering.plain import plain
+        from normwise.rendering import both, in_language
         from normwise.rendering.progress import progress
     seen: list[Plan] = []
     asked = {key: given[key] for key in ("inputs", "dtype", "force")}
@@ -137,9 +142,13 @@ def _convert(name: str, target: str, options: dict[str, Any], given: dict[str, A
             planned=seen.append, advance=advance, **asked,
         )  # fmt: skip
     if given["as_json"]:
-        say(json.dumps(plain(report), indent=2, allow_nan=False))
+        say_json(report)
     elif report.get("already"):
-        say(f"{cleaned(target)} was converted by {report['conversion']} already: nothing was done")
+        name, target = report["conversion"], cleaned(target)
+        said = both(
+            f"{target} was converted by {name} already: nothing was done", f"{target} 已由 {name} 转换过：没有改动"
+        )
+        say(in_language(said, given["lang"]))
     else:
         for plan in seen:
             say(_plan_report.text(plan, target, lang=given["lang"]))
@@ -150,7 +159,7 @@ def _convert(name: str, target: str, options: dict[str, Any], given: dict[str, A
 
 def _refuse(reasons: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
-        say(json.dumps({"refused": reasons}, indent=2))
+        say_json({"refused": reasons})
         return
     click.echo(f"normwise: refused, for {len(reasons)} reason{'s' * (len(reasons) > 1)}", err=True)
     for reason in reasons:

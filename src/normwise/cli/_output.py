@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import warnings
@@ -11,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 
 import click
 
-__all__ = ["COULD_NOT_RUN", "aside", "cleaned", "never_fail_to_encode", "no_collection", "say"]
+__all__ = ["COULD_NOT_RUN", "aside", "cleaned", "never_fail_to_encode", "no_collection", "say", "say_json"]
 
 COULD_NOT_RUN = 2
 
@@ -27,6 +28,14 @@ def say(text: str) -> None:
         raise click.ClickException(
             f"standard output cannot be written ({failure.strerror}): send it elsewhere"
         ) from failure
+
+
+def say_json(value: object) -> None:
+    """Print a value as JSON, in which a name or a reason is no command to a CI runner."""
+    from normwise.rendering.cleaning import respelled
+    from normwise.rendering.plain import plain
+
+    say(respelled(json.dumps(plain(value), indent=2, allow_nan=False), "\\u{:04x}"))
 
 
 def never_fail_to_encode() -> None:

@@ -178,7 +178,7 @@ def _run(how: str, what: Any, given: dict[str, Any]) -> int:
         except OSError as error:
             kept = f": normwise study show {shlex.quote(str(evidence.ledger))} -o FILE" if evidence.ledger else ""
             raise StudyError(f"{path} cannot be written ({error.strerror}); write it elsewhere{kept}") from None
-        click.echo(f"wrote {path}", err=True)
+        _aside(f"wrote {path}")
     if evidence.finished:
         return 0
     _aside(f"normwise: {in_language(_unfinished(evidence), given['lang'])}")

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from normwise.rendering.cleaning import clean
+
 __all__ = ["progress"]
 
 
@@ -22,4 +24,4 @@ def progress() -> Iterator[Callable[[str, int, int], Any]]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
-        yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total or None)
+        yield lambda text, done, total: bar.update(task, description=clean(text), completed=done, total=total or None)

@@ -13,7 +13,7 @@ from normwise.conversions.proof import Proof
 from normwise.conversions.proof.report import cell
 from normwise.conversions.saving.output import Output, is_transformers
 from normwise.conversions.saving.publishing import write_text
-from normwise.rendering import both, clean, in_language
+from normwise.rendering import both, clean, in_language, obeyed_by_none
 from normwise.rendering.plain import plain
 
 __all__ = ["markdown", "read_report", "record", "text", "write_manifest", "write_report"]
@@ -127,7 +127,7 @@ def text(report: Mapping[str, Any], out: Path, *, told: Iterable[str] = (), lang
         for note in report["notes"]
         if note not in before
     ]
-    return "\n".join(parts)
+    return obeyed_by_none("\n".join(parts))
 
 
 def _sentence(report: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
-from normwise.rendering import clean
+from normwise.rendering import clean, obeyed_by_none
 from normwise.rendering.plain import plain
 from normwise.studies.reports._columns import columns
 
@@ -30,7 +30,7 @@ def render(evidence: Evidence) -> str:
     writer = csv.writer(page, lineterminator="\n")
     writer.writerow(map(_cell, made))
     writer.writerows([_cell(value) for value in row] for row in zip(*made.values(), strict=True))
-    return page.getvalue()
+    return obeyed_by_none(page.getvalue())
 
 
 def _cell(value: Any) -> Any:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from normwise.rendering import in_language
+from normwise.rendering.cleaning import respelled
 from normwise.rendering.pages import page_template
 from normwise.rendering.plots import Chart, plot
 from normwise.rendering.prose import prose
@@ -28,7 +29,7 @@ def render(evidence: Evidence, *, lang: str = "en") -> str:
         evidence: what to show.
         lang: of the words, "en" or "zh".
     """
-    return page_template("normwise.studies.reports", "study.html.jinja").render(
+    made = page_template("normwise.studies.reports", "study.html.jinja").render(
         evidence=evidence,
         lang="zh-CN" if lang == "zh" else "en",
         say=partial(_view.said, lang=lang),
@@ -51,6 +52,7 @@ def render(evidence: Evidence, *, lang: str = "en") -> str:
         page=prose(evidence.page(lang).partition("\n")[2]),
         conditions=_view.conditions(evidence, lang),
     )
+    return respelled(made, "&#{};")
 
 
 def _figure(figure: Table | Chart, lang: str) -> dict[str, Any]:

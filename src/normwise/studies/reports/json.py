@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from normwise.rendering import in_language
+from normwise.rendering.cleaning import respelled
 from normwise.rendering.plain import plain
 from normwise.rendering.plots import Chart
 from normwise.studies._study import Table
@@ -27,7 +28,8 @@ SCHEMA = 1
 
 def render(evidence: Evidence, *, lang: str = "en") -> str:
     """Return what a study found in JSON, schema 1."""
-    return json.dumps(plain(_document(evidence, lang)), indent=2, allow_nan=False) + "\n"
+    page = json.dumps(plain(_document(evidence, lang)), indent=2, allow_nan=False)
+    return respelled(page, "\\u{:04x}") + "\n"
 
 
 def _document(evidence: Evidence, lang: str) -> dict[str, Any]:

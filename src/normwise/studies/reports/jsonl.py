@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from normwise.rendering.cleaning import respelled
 from normwise.rendering.plain import plain
 from normwise.studies._exported import SCHEMA
 
@@ -39,4 +40,4 @@ def render(evidence: Evidence) -> str:
 
 
 def _line(value: dict[str, Any]) -> str:
-    return json.dumps(plain(value), allow_nan=False, separators=(", ", ": ")) + "\n"
+    return respelled(json.dumps(plain(value), allow_nan=False, separators=(", ", ": ")), "\\u{:04x}") + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from normwise.rendering import clean, in_language
+from normwise.rendering import clean, in_language, obeyed_by_none
 from normwise.rendering.plots import Chart
 from normwise.studies._study import Table, Verdict
 from normwise.studies.reports import _view
@@ -27,7 +27,7 @@ def render(evidence: Evidence, *, lang: str = "en") -> str:
         lang: of the words, "en" or "zh".
     """
     found = results(evidence, lang, picture=lambda _, chart: _values(chart, lang))
-    return f"# {line(_view.title(evidence, lang))}\n\n{found}"
+    return obeyed_by_none(f"# {line(_view.title(evidence, lang))}\n\n{found}")
 
 
 def results(evidence: Evidence, lang: str, *, picture: Callable[[int, Chart], str]) -> str:
