@@ -64,8 +64,10 @@ def study_table(lang: str) -> str:
 def _summary(name: str, lang: str) -> str:
     title = markdown.cell(page_title(studies.get(name), lang))
     verdicts = evidence.verdicts if (evidence := _stored(name)) else ()
-    counts = Counter(in_language(_view.OUTCOMES[each.outcome], lang) for each in verdicts)
-    found = _view.said(", ", "，", lang).join(f"{count} {word}" for word, count in sorted(counts.items()))
+    counts = Counter(_view.OUTCOMES[each.outcome] for each in verdicts)
+    form = _view.said("{} {}", "{} 项{}", lang)
+    words = [form.format(count, in_language(word, lang)) for word, count in sorted(counts.items())]
+    found = _view.said(", ", "，", lang).join(words)
     return f"| [{name}](docs/studies/{name}{_SUFFIXES[lang]}.md) | {title} | {found or _NO_VERDICT[lang]} |"
 
 
