@@ -258,7 +258,7 @@ def _judge_divisor(rows: Rows) -> Judgement:
         settings.add(near, f"{placement} {init}", ratio=size / want, told=each.mean("told_size") / want)
     found = settings.told(
         lambda some: both(
-            f"{some.span('ratio', '.2f')} in {some.names}", f"{some.names.zh}为 {some.span('ratio', '.2f')}"
+            f"{some.span('ratio', '.2f')} in {some.names}", f"{some.names.zh} 为 {some.span('ratio', '.2f')}"
         ),
         lambda some: both(
             f"{some.span('ratio', '.2f')} (sqrt(q_0 + sum v) says {some.span('told', '.2f')}) in {some.names}",
