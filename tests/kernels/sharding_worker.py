@@ -1,12 +1,9 @@
-"""One of two processes: norms of DTensors in every placement, beside one process that has all of them.
-
-Run as ``python -m tests.kernels.sharding_worker RANK WORLD STORE``; exits with 0 if everything agrees.
-"""
+"""One rank of two, run by ``tests.ranks``: norms of DTensors in every placement, beside a process that has all."""
 
 from __future__ import annotations
 
-import sys
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,15 +87,13 @@ def two_dimensions_agree() -> None:
     check(found, right, "two axes")
 
 
-def main(rank: int, world: int, store: str) -> None:
+def main(rank: int, world: int, folder: Path) -> None:
+    """Compare, and save that all agrees as ``rank-RANK.pt``."""
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     layers_agree(mesh)
     sums_agree(mesh)
     two_dimensions_agree()
+    torch.save("agrees", folder / f"rank-{rank}.pt")
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

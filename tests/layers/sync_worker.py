@@ -1,11 +1,10 @@
-"""One process of a group: runs every scenario of its world size, and what must fail, and saves what came out.
+"""One rank of a group: runs every scenario of its world size, and what must fail, and saves what came out.
 
-Run as ``python -m tests.layers.sync_worker RANK WORLD FOLDER``; ``compiled`` after that runs the slow part.
+Run by ``tests.ranks``; ``compiled`` runs the slow part.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -177,7 +176,3 @@ def main(rank: int, world: int, folder: Path, what: str = "everything") -> None:
     results = compiled(rank) if what == "compiled" else everything(rank, world, folder)
     torch.save(results, folder / f"rank-{rank}.pt")
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

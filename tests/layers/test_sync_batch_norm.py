@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -19,34 +15,14 @@ from torch import nn
 
 from normwise import layers
 from normwise.layers.statistics import update_statistics
+from tests import ranks
 from tests.layers import sync_worker
 from tests.layers.sync_scenarios import CHANNELS, SCENARIOS, SPLITS, SPLITS_OF_THREE, Result, Scenario, fill, train
 
-ROOT = Path(__file__).parent.parent.parent
 LIMIT = 60.0  # seconds that all processes of one group may take
 EXACT = 1e-12  # relative to the largest element, in float64
 
 Results = Callable[[int], list[dict[str, Any]]]
-
-
-def start(rank: int, world: int, folder: Path, *what: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.layers.sync_worker", str(rank), str(world), str(folder), *what]
-    with (folder / f"log-{rank}").open("wb") as log:
-        return subprocess.Popen(command, cwd=ROOT, env=dict(os.environ), stdout=log, stderr=subprocess.STDOUT)
-
-
-def run(world: int, folder: Path, *what: str) -> list[dict[str, Any]]:
-    end = time.monotonic() + LIMIT
-    processes = [start(rank, world, folder, *what) for rank in range(world)]
-    try:
-        codes = [process.wait(max(0.1, end - time.monotonic())) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    logs = "\n".join((folder / f"log-{rank}").read_text() for rank in range(world))
-    assert codes == [0] * world, logs
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(world)]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +32,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     @cache
     def get(world: int) -> Callable[[], list[dict[str, Any]]]:
         try:
-            done = run(world, tmp_path_factory.mktemp(f"ranks-of-{world}"))
-        except (AssertionError, subprocess.TimeoutExpired) as error:  # said once and for all, not run for every test
+            done = ranks.run(sync_worker.__name__, world, tmp_path_factory.mktemp(f"ranks-of-{world}"), limit=LIMIT)
+        except AssertionError as error:  # said once and for all, not run for every test
             failure = error
             return lambda: pytest.fail(f"the processes failed: {failure}")
         return lambda: done
@@ -344,7 +320,7 @@ def test_ranks_may_differ_in_whether_inputs_require_gradients(results: Results) 
 
 @pytest.mark.slow
 def test_compiles_without_breaks_or_a_graph_for_every_batch_size(tmp_path: Path) -> None:
-    parts = run(2, tmp_path, "compiled")
+    parts = ranks.run(sync_worker.__name__, 2, tmp_path, "compiled", limit=LIMIT)
     scenario = SCENARIOS["many sizes"]
     wanted = train(scenario, own_norm(scenario), (0, 1))
     assert max(errors(joined([part["result"] for part in parts]), wanted).values()) <= EXACT

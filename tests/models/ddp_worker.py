@@ -1,11 +1,7 @@
-"""One process of a group: gradients of every kind of model and some placements under DDP, saved.
-
-Run as ``python -m tests.models.ddp_worker RANK WORLD FOLDER``.
-"""
+"""One rank of a group, run by ``tests.ranks``: gradients of every kind of model and some placements under DDP."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -30,7 +26,3 @@ def main(rank: int, world: int, folder: Path) -> None:
     every = [(kind, placement) for kind in KINDS for placement in PLACEMENTS]
     torch.save({each: gradients_of(*each, rank, world) for each in every}, folder / f"rank-{rank}.pt")
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -5,11 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import subprocess
-import sys
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +14,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from normwise.blocks import Layer, Stack
+from tests import ranks as processes
 from tests.models.small import DEPTH, KINDS, PLACEMENTS, gradients, ids, loss, small
 from tests.nearness import error, relative_error
 
-ROOT = Path(__file__).parent.parent.parent
 WORLD, LIMIT = 2, 60.0  # processes, and seconds that they may take
 EXACT = 1e-12  # relative to the largest element, in float64: the same sums in another order
 NOISE = 1e-15  # relative to the largest gradient: that of a key's shift is 0 but for roundings
@@ -82,22 +79,7 @@ def test_a_compiled_model_is_one_graph_of_the_same_values(kind: str, placement: 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], Gradients]]:
     """Return the gradients that each of two processes has, by kind and placement."""
-    folder = tmp_path_factory.mktemp("ddp")
-    command = [sys.executable, "-m", "tests.models.ddp_worker"]
-    started = [
-        subprocess.Popen(
-            [*command, str(rank), str(WORLD), str(folder)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        logs = [process.communicate(timeout=LIMIT)[0].decode() for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in started] == [0] * WORLD, "\n".join(logs)
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(WORLD)]
+    return processes.run("tests.models.ddp_worker", WORLD, tmp_path_factory.mktemp("ddp"), limit=LIMIT)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

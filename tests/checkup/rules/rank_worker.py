@@ -1,11 +1,7 @@
-"""One process of two: checks models whose norms agree or not, and saves what the distributed rules said.
-
-Run as ``python -m tests.checkup.rules.rank_worker RANK FOLDER``.
-"""
+"""One rank of two, run by ``tests.ranks``: checks models whose norms agree or not, and saves what the rules said."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +60,9 @@ def everything(rank: int) -> dict[str, Any]:
     return results
 
 
-def main(rank: int, folder: Path) -> None:
+def main(rank: int, world: int, folder: Path) -> None:
     """Run and save ``rank-RANK.pt``."""
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
     torch.save(everything(rank), folder / f"rank-{rank}.pt")
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests import ranks
 from tests.checkup.rules.judging import findings, severities, why_not
 
-ROOT = Path(__file__).parents[3]
 LIMIT = 120  # seconds for two processes on a busy machine; 10 alone
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 
@@ -112,20 +109,7 @@ def test_stages_of_a_pipeline_are_no_copies() -> None:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the rules say on two processes."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "tests.checkup.rules.rank_worker"]
-    running = [
-        subprocess.Popen([*command, str(rank), str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        for process in running:
-            _, errors = process.communicate(timeout=LIMIT)
-            assert process.returncode == 0, errors
-    finally:
-        for process in running:
-            process.kill()
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
+    return ranks.run("tests.checkup.rules.rank_worker", 2, tmp_path_factory.mktemp("ranks"), limit=LIMIT)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
