@@ -52,6 +52,7 @@ class Sources:
         self._report = report
         self._written: dict[str, str] = {}
         self._lengths: dict[str, int] = {}
+        self._known: dict[str | None, Source | None] = {}
         for path, line in _lines(report):
             if path:
                 self._written.setdefault(path, line)
@@ -77,7 +78,12 @@ class Sources:
         return None
 
     def _source(self, written: str | None) -> Source | None:
-        file, _, line = (written or "").rpartition(":")
+        if written not in self._known:  # many modules run one line
+            self._known[written] = self._look(written or "")
+        return self._known[written]
+
+    def _look(self, written: str) -> Source | None:
+        file, _, line = written.rpartition(":")
         if not file or clean(file) != file or not line.isdecimal() or (number := int(line)) < 1:
             return None
         found = located(file)
