@@ -31,6 +31,7 @@ from normwise.facts.state_dicts import (
 from normwise.graph import Graph
 from normwise.rendering import both
 from normwise.targets.checkpoint.keys import names_a_norm, role
+from normwise.targets.target import numberless
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -309,7 +310,7 @@ def _listed(key: str, keys: Iterable[str]) -> bool:
 def _live(model: nn.Module) -> dict[str, torch.Tensor]:
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     held = {k: t.detach() for k, t in named if not nn.parameter.is_lazy(t)}
-    if any(t.device.type == "meta" or type(t).__name__ == "FakeTensor" for t in held.values()):
+    if any(map(numberless, held.values())):
         raise NotKnown(both("the model holds no numbers", "模型没有数值"))
     return held
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from normwise.graph.guard import as_found
+from normwise.targets.target import numberless
 
 __all__ = ["Keeper", "read"]
 
@@ -46,12 +47,11 @@ def read(model: nn.Module) -> Mapping[str, Keeper]:
 
 
 def _vectors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers with one number a channel."""
-    return {
-        name: b
-        for name, b in module._buffers.items()
-        if b is not None and b.is_floating_point() and not b.is_meta and max(b.shape, default=0) == b.numel() > 1
-    }
+    """Return the buffers with one number a channel, where they hold numbers."""
+    held = {name: b for name, b in module._buffers.items() if b is not None and b.is_floating_point()}
+    if any(map(numberless, held.values())):
+        return {}
+    return {name: b for name, b in held.items() if max(b.shape, default=0) == b.numel() > 1}
 
 
 def _probed(module: nn.Module) -> Keeper | None:

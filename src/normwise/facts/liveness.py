@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normwise.graph.guard import as_found
+from normwise.targets.target import numberless
 
 if TYPE_CHECKING:
     from normwise.facts.facts import Facts
@@ -98,7 +99,7 @@ def _of_torch(module: nn.Module) -> Liveness | None:
 def _probed(module: nn.Module, layouts: list[_Layout]) -> Liveness | None:
     """Run a norm in the first layout that it takes, which then comes first for the next of its class."""
     var = module._buffers["running_var"]
-    if var is None or var.dim() != 1 or var.is_meta or next(module.children(), None) is not None:
+    if var is None or var.dim() != 1 or numberless(var) or next(module.children(), None) is not None:
         return None
     for layout in tuple(layouts):
         try:

@@ -12,6 +12,7 @@ from torch import nn
 from normwise.errors import NotKnown
 from normwise.graph import ALIAS, Graph, Op, Recording, Ref, Value, ValueKind
 from normwise.rendering import both
+from normwise.targets.target import numberless
 
 __all__ = ["Replayer", "op_function", "program"]
 
@@ -123,7 +124,7 @@ class Replayer:
             raise NotKnown(
                 both(f"the replay needs a tensor that was not kept ({what})", f"回放需要一个没有保留的张量（{what}）")
             )
-        if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
+        if numberless(tensor):
             raise NotKnown(both("the model holds no numbers to replay with", "模型没有可供回放的数值"))
         return self._cast(tensor.detach())
 

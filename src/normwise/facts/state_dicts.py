@@ -15,6 +15,7 @@ from torch import nn
 from normwise.errors import NotKnown
 from normwise.rendering import both
 from normwise.targets.checkpoint.keys import role
+from normwise.targets.target import numberless
 
 __all__ = [
     "LoadInfo",
@@ -94,8 +95,7 @@ def _plain(item: Any) -> bool:
         and not item.is_nested
         and not item.is_quantized
         and not item.is_complex()  # no norm's
-        and item.device.type != "meta"
-        and type(item).__name__ != "FakeTensor"
+        and not numberless(item)
     )
 
 

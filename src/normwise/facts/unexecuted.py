@@ -10,7 +10,7 @@ from normwise.facts import norms
 from normwise.facts.flow import Flow
 from normwise.facts.plain import plain
 from normwise.graph import Graph, trace
-from normwise.targets.target import Target
+from normwise.targets.target import Target, numberless
 
 __all__ = ["find"]
 
@@ -51,7 +51,7 @@ def _settings(module: nn.Module) -> tuple[tuple[str, str], ...]:
 def _width(module: nn.Module) -> int | None:
     """Return the number of channels of a module that holds only vectors, as norms do."""
     tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    if any(t.device.type == "meta" or type(t).__name__ == "FakeTensor" for t in tensors):
+    if any(map(numberless, tensors)):
         return None
     vectors = {t.numel() for t in tensors if t.dim() >= 1}
     if len(vectors) != 1 or any(sum(s > 1 for s in t.shape) > 1 for t in tensors):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from normwise.errors import TargetError
 from normwise.targets.inputs import map_tensors
-from normwise.targets.target import Target
+from normwise.targets.target import Target, numberless
 
 __all__ = ["cast"]
 
@@ -51,6 +52,9 @@ def _device(device: torch.device | str | None) -> torch.device | None:
 
 
 def _copied(target: Target) -> tuple[nn.Module, Any]:
+    held = chain(target.model.parameters(), target.model.buffers())
+    if any(numberless(tensor) and not tensor.is_meta for tensor in held):
+        raise TargetError(f"{target.name} has no numbers, so it cannot be cast; give it weights")
     try:
         return copy.deepcopy((target.model, target.optimizer))
     except Exception as error:

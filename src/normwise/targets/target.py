@@ -13,7 +13,7 @@ from torch import nn
 if TYPE_CHECKING:
     from normwise.targets.checkpoint.stored import Stored
 
-__all__ = ["InputsFrom", "Target", "Weights"]
+__all__ = ["InputsFrom", "Target", "Weights", "numberless"]
 
 
 class InputsFrom(StrEnum):
@@ -74,3 +74,8 @@ class Target:
     def run(self, model: nn.Module | None = None) -> Any:
         """Call the model (or another one in its place) once on the example inputs."""
         return (self.model if model is None else model)(*self.args, **self.kwargs)
+
+
+def numberless(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape and no numbers: on meta, or fake. A copy of a fake one breaks the process."""
+    return tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor"
