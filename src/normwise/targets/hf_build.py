@@ -20,6 +20,7 @@ from normwise.targets.offline import offline
 __all__ = [
     "build_fake",
     "build_model",
+    "count_buffers",
     "count_parameters",
     "fake_storage",
     "library",
@@ -163,9 +164,17 @@ def build_model(config: Any, cls: type[nn.Module] | None = None) -> nn.Module:
 
 def count_parameters(config: Any, cls: type[nn.Module] | None = None) -> int:
     """Return how many numbers the parameters hold, without allocating them."""
+    return sum(parameter.numel() for parameter in _bare(config, cls).parameters())
+
+
+def count_buffers(config: Any, cls: type[nn.Module] | None = None) -> int:
+    """Return how many numbers the buffers hold, without allocating them: tables and masks of a size a file decides."""
+    return sum(buffer.numel() for buffer in _bare(config, cls).buffers())
+
+
+def _bare(config: Any, cls: type[nn.Module] | None) -> nn.Module:
     with torch.device("meta"):
-        model = (cls or model_class(config))(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+        return (cls or model_class(config))(config)
 
 
 def build_fake(config: Any, dtype: torch.dtype = torch.bfloat16, cls: type[nn.Module] | None = None) -> nn.Module:

@@ -5,7 +5,6 @@ Each takes the maker of inputs and returns keyword arguments; ``hf_recipes`` say
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +13,10 @@ if TYPE_CHECKING:
     from normwise.targets.hf_inputs import Maker
 
 __all__ = [
-    "chunks",
     "diffused_mels",
     "feature_map",
     "latent_images",
     "mel_without_padding",
-    "merged_patches",
     "robot",
     "series",
     "series_without_features",
@@ -72,16 +69,6 @@ def mel_without_padding(maker: Maker) -> Call:
     return {"audio_mel": mels, "audio_mel_mask": torch.zeros(mels.shape[:2], dtype=torch.bool)}
 
 
-def chunks(maker: Maker) -> Call:
-    """Return chunks of mel frames and how many samples of the wave each has."""
-    config, frames = maker.config, 8 * maker.time
-    lengths = torch.full((maker.batch,), frames * config.hop_length)
-    return {
-        "input_features": maker.noise(maker.batch, config.feature_size, frames),
-        "chunk_sample_lengths": lengths,
-    }
-
-
 def wave(maker: Maker) -> Call:
     """Return a mono wave under the name that encoder-decoders of speech give it."""
     return {"inputs": maker.noise(maker.batch, 320 * maker.time + 80)}
@@ -96,14 +83,6 @@ def wave_and_mels(maker: Maker) -> Call:
         "input_features": maker.noise(maker.batch, steps, bins),
         "input_features_mask": maker.ones(maker.batch, steps),
     }
-
-
-def merged_patches(maker: Maker) -> Call:
-    """Return one patch for each token of the language model, colours last, and the grid of tokens."""
-    side = maker.config.patch_size * maker.config.spatial_merge_size
-    grid = (1, 3, 4)
-    pixels = maker.noise(maker.batch * math.prod(grid), side, side, maker.config.num_channels)
-    return {"pixel_values": pixels, "image_grid_thw": torch.tensor([grid] * maker.batch)}
 
 
 def feature_map(maker: Maker) -> Call:

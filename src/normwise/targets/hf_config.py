@@ -39,8 +39,22 @@ def build_config(model_type: str, *, reduced: bool = True, widths: bool = True) 
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     recipe = recipe_for(model_type)
-    config = recipe.default() if recipe.default else CONFIG_MAPPING[model_type]()
+    cls: Any = CONFIG_MAPPING[model_type]
+    config = recipe.default() if recipe.default else cls(**_optional_towers(cls))
     return _rebuild(config, Plan.of(config, widths=widths)) if reduced else config
+
+
+def _optional_towers(cls: Any) -> dict[str, Any]:
+    """Return the towers that a class knows by default but leaves out unless they are given."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    specs = {name: spec for name, spec in getattr(cls, "sub_configs_defaults", {}).items() if _is_optional(spec)}
+    kinds = {name: getattr(spec, "model_type", None) or spec.config_class.model_type for name, spec in specs.items()}
+    return {name: CONFIG_MAPPING[kind]() for name, kind in kinds.items()}
+
+
+def _is_optional(spec: Any) -> bool:
+    return bool(getattr(spec, "optional", False))
 
 
 def shrunk(config: Any) -> Any:
@@ -114,6 +128,8 @@ def departures(model_type: str) -> tuple[str, ...]:
     always = recipe_for(model_type).always
     notes = [f"set beside the sizes: {', '.join(f'{k}={v}' for k, v in always.items())}"] if always else []
     default = build_config(model_type, reduced=False)
+    if any(map(_is_optional, getattr(type(default), "sub_configs_defaults", {}).values())):
+        notes.append("towers that the default configuration leaves out are in")
     if any(part is not _substitute(part) for part in parts(default)):
         notes.append("a ResNet stands in for the backbone that only timm can build")
     return tuple(notes)

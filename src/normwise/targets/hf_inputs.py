@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,16 +27,17 @@ __all__ = ["BATCH", "TIME", "Found", "example_inputs", "find_inputs", "generated
 BATCH, TIME = 2, 13  # unequal to each other and to every width
 
 _IMAGE = (
-    "pixel_values", "image_grid_thw", "image_grid_hws", "image_sizes", "pixel_attention_mask", "spatial_shapes",
-    "image_position_ids", "pixel_position_ids", "target_sizes", "aspect_ratio_ids", "aspect_ratio_mask",
-    "image_attention_mask", "grid_thw", "grid_hws",
+    "pixel_values", "image_grid_thw", "image_grid_hws", "image_grid_hw", "image_sizes", "pixel_attention_mask",
+    "spatial_shapes", "image_position_ids", "pixel_position_ids", "target_sizes", "aspect_ratio_ids",
+    "aspect_ratio_mask", "image_attention_mask", "grid_thw", "grid_hws",
 )  # fmt: skip
 _AUDIO = (
     "input_features", "input_values", "input_features_mask", "feature_attention_mask", "feature_lens", "aftercnn_lens",
-    "audio_input_features",
+    "chunk_sample_lengths", "audio_input_features",
 )  # fmt: skip
-_EXTRAS = (*_IMAGE[1:], *_AUDIO[2:6])  # what a call may have or not, beside the data itself
+_EXTRAS = (*_IMAGE[1:], *_AUDIO[2:7])  # what a call may have or not, beside the data itself
 _MOST_CALLS = 24
+_MOST_ELEMENTS = 2**26  # of one input; a config.json decides how large an image is
 _IDS = 2**20  # token ids that inputs are drawn from: more than any vocabulary has, and few to list
 _TEXT = ("input_ids", "attention_mask", "decoder_input_ids", "bbox", "mm_token_type_ids")
 _PLACEHOLDERS = {
@@ -297,11 +299,11 @@ class Maker:
 
     def noise(self, *shape: int) -> Tensor:
         """Return normal numbers."""
-        return torch.randn(*shape, generator=self.generator)
+        return torch.randn(*_affordable(shape), generator=self.generator)
 
     def ones(self, *shape: int) -> Tensor:
         """Return a mask that hides nothing."""
-        return torch.ones(*shape, dtype=torch.long)
+        return torch.ones(*_affordable(shape), dtype=torch.long)
 
     # other arguments
 
@@ -315,6 +317,13 @@ class Maker:
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _affordable(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if (count := math.prod(shape)) > _MOST_ELEMENTS:
+        sizes = "x".join(map(str, shape))
+        raise TargetError(f"an input of {sizes} has {count:,} numbers, the limit is {_MOST_ELEMENTS:,}")
+    return shape
 
 
 def _rows(answer: Any) -> int:

@@ -36,8 +36,12 @@ def layouts(maker: Maker, name: str) -> list[Make]:
 
 def _grid(maker: Maker) -> tuple[int, int, int]:
     """Return frames, rows and columns of patches of one image."""
-    merged = maker.number("spatial_merge_size", "pooling_kernel_size", default=1)
+    merged = _merged(maker)
     return 1, -(-_ROWS // merged) * merged, -(-_COLUMNS // merged) * merged
+
+
+def _merged(maker: Maker) -> int:
+    return maker.number("spatial_merge_size", "pooling_kernel_size", default=1)
 
 
 def _vision(maker: Maker) -> Any:
@@ -68,8 +72,9 @@ def _pixels(maker: Maker) -> list[Make]:
         lambda: maker.noise(count, 2 * values),
         lambda: maker.noise(count, c, p, p),
         lambda: maker.noise(1, count, c, p, p),
+        lambda: maker.noise(count, p * _merged(maker), p * _merged(maker), c),
     ]
-    if _has(maker, "image_grid_thw", "grid_thw", "image_grid_hws", "grid_hws"):
+    if _has(maker, "image_grid_thw", "grid_thw", "image_grid_hws", "grid_hws", "image_grid_hw"):
         return flat
     naflex = [lambda: maker.noise(b, count // b, values)]
     if _has(maker, "spatial_shapes", "image_position_ids", "pixel_position_ids"):
@@ -160,12 +165,13 @@ def _mels(maker: Maker) -> int:
 
 
 def _mel_frames(maker: Maker) -> list[Make]:
-    b, mels, t = maker.batch, _mels(maker), 8 * maker.time
+    b, mels, t = maker.batch, _mels(maker), int(_frames(maker)[0])
     if _has(maker, "feature_lens"):  # all frames of a batch in one row
         return [lambda: maker.noise(mels, int(_lengths(maker).sum()))]
     fixed = 2 * maker.number("max_source_positions", default=t // 2)
+    sound = [maker.number("input_size", "input_dim", default=mels, of=part) for part in maker.everything[1:]]
     stacked = [n * mels for n in (2, 4)]  # neighbouring frames side by side, also with their differences
-    others = [width for width in dict.fromkeys((*_widths(maker), 160, *stacked)) if width != mels]
+    others = [width for width in dict.fromkeys((*_widths(maker), *sound, 160, *stacked)) if width != mels]
     return [
         lambda: maker.noise(b, mels, fixed),
         lambda: maker.noise(b, t, mels),
@@ -196,14 +202,21 @@ def _hop(maker: Maker) -> int:
     return _HOP
 
 
+def _frames(maker: Maker) -> torch.Tensor:
+    """Return how many mel frames each sound has: whole windows where the model cuts it into some."""
+    window = 2 * maker.number("n_window", default=4)
+    return torch.full((maker.batch,), -(-8 * maker.time // window) * window)
+
+
 def _lengths(maker: Maker) -> torch.Tensor:
+    """Return the lengths of sounds that follow each other in one row."""
     longest = 2 * maker.number("max_source_positions", default=4 * maker.time)
     return torch.full((maker.batch,), min(8 * maker.time, longest))
 
 
 def _mel_mask(maker: Maker) -> list[Make]:
     fixed = 2 * maker.number("max_source_positions", default=4 * maker.time)
-    return [lambda: maker.ones(maker.batch, fixed), lambda: maker.ones(maker.batch, 8 * maker.time)]
+    return [lambda: maker.ones(maker.batch, fixed), lambda: maker.ones(maker.batch, int(_frames(maker)[0]))]
 
 
 # states and series
@@ -262,6 +275,7 @@ _BY_NAME: dict[str, Callable[[Maker], list[Make]]] = {
     "aspect_ratio_mask": _aspect_mask,
     "audio_codes": _codes,
     "audio_input_features": _mel_frames,
+    "chunk_sample_lengths": lambda maker: [lambda: _frames(maker) * maker.number("hop_length", default=160)],
     "encoder_hidden_states": _encoder_states,
     "aftercnn_lens": lambda maker: [lambda: (_lengths(maker) - 1) // 2 + 1],
     "feature_attention_mask": _mel_mask,
@@ -273,6 +287,7 @@ _BY_NAME: dict[str, Callable[[Maker], list[Make]]] = {
     "grid_thw": _grids,
     "hidden_states": _hidden,
     "image": _pixels,
+    "image_grid_hw": _grids_2d,
     "image_grid_hws": _grids_2d,
     "image_grid_thw": _grids,
     "image_position_ids": _positions_2d,

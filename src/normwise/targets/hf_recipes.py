@@ -57,6 +57,25 @@ def _to_encoder(given: dict[str, Any], config: Any) -> None:
     first.downsample_channels = [*first.downsample_channels[:-1], width]
 
 
+def _wide_as_text(part: str | None, name: str) -> Callable[[dict[str, Any], Any], None]:
+    """Make a width that the default configuration leaves at odds with its text part the one of the text part."""
+
+    def adjust(given: dict[str, Any], config: Any) -> None:
+        text = given["text_config"]
+        width = getattr(text, "hidden_size", None) or text.d_model
+        if part:
+            setattr(given[part], name, width)
+        else:
+            given[name] = width
+
+    return adjust
+
+
+def _projected(given: dict[str, Any], config: Any) -> None:
+    """Let the projector read what the encoder of the sound makes."""
+    given["projector_config"].encoder_hidden_size = given["encoder_config"].hidden_dim
+
+
 def _both_encoders(given: dict[str, Any], config: Any) -> None:
     """Quantize what the acoustic and the semantic encoder make, side by side."""
     widths = given.get("hidden_size", config.hidden_size), given["semantic_model_config"].hidden_size
@@ -108,7 +127,10 @@ RECIPES: dict[str, Recipe] = {
     "llama4_vision_model": Recipe(adjust=_four_to_one),
     "aria": Recipe(always={"projector_patch_to_query_dict": {16: 8}}),
     "vipllava": Recipe(always={"vision_feature_layer": [-2, -3, -4, -5, 2]}),
-    "qwen2_5_omni_thinker": Recipe(always={"vision_start_token_id": 240, "vision_end_token_id": 241}),
+    **dict.fromkeys(
+        ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"),
+        Recipe(always={"vision_start_token_id": 240, "vision_end_token_id": 241}),
+    ),
     "moonshine_streaming": Recipe(always={"num_key_value_heads": 4}),
     "apertus1p5": Recipe(adjust=_ranges_of_tokens),
     "granite4_vision": Recipe(
@@ -128,8 +150,6 @@ RECIPES: dict[str, Recipe] = {
     ),
     "speecht5": Recipe(cls="SpeechT5ForSpeechToText"),
     "gemma3n_audio": Recipe(inputs=hf_calls.mel_without_padding),
-    "dots3_note_audio_encoder": Recipe(inputs=hf_calls.chunks),
-    "inkling2_vision": Recipe(inputs=hf_calls.merged_patches),
     "kosmos-2": Recipe(inputs=hf_calls.latent_images),
     "kyutai_speech_to_text": Recipe(inputs=hf_calls.spoken_text),
     "pi0": Recipe(inputs=hf_calls.robot),
@@ -138,7 +158,14 @@ RECIPES: dict[str, Recipe] = {
     "speech-encoder-decoder": Recipe(inputs=hf_calls.wave),
     "timesfm": Recipe(inputs=hf_calls.series_without_features),
     "unlimited_ocr_vision_encoder": Recipe(inputs=hf_calls.feature_map),
-    "deepseek_ocr2_vision": Recipe(adjust=_to_encoder),
+    **dict.fromkeys(("deepseek_ocr2_vision", "unlimited_ocr_vision"), Recipe(adjust=_to_encoder)),
+    **dict.fromkeys(("granite_speech", "granite_speech_plus"), Recipe(adjust=_projected)),
+    **dict.fromkeys(("florence2", "janus"), Recipe(adjust=_wide_as_text("vision_config", "projection_dim"))),
+    "qwen3_asr": Recipe(adjust=_wide_as_text("audio_config", "output_dim")),
+    "ovis2": Recipe(adjust=_wide_as_text(None, "hidden_size")),
+    "qwen2_vl": Recipe(adjust=_wide_as_text("vision_config", "hidden_size")),
+    "qwen2_vl_vision": Recipe(config={"embed_dim": 64}),
+    "mllama_vision_model": Recipe(always={"intermediate_layers_indices": [0, 1, 1, 2, 3]}),
     "xcodec2": Recipe(adjust=_both_encoders, inputs=hf_calls.wave_and_mels),
 }  # fmt: skip
 
