@@ -19,7 +19,7 @@ demo: $(READY)  ## check a real model and a faulty one; writes report.html
 	@echo "== open report.html in a browser; then try your own: $(BIN)/normwise check FILE.py:callable"
 
 test: kernels  ## run the tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 kernels: $(READY)  ## compile what has changed of the C++ kernels (needs a compiler; without one all runs in plain torch)
 	@$(COMPILE)

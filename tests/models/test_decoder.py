@@ -31,7 +31,7 @@ def ids(steps: int = 9) -> torch.Tensor:
     return torch.randint(WORDS, (2, steps), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("depth", [2, 12, 48])
+@pytest.mark.parametrize("depth", [2, 12, pytest.param(48, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("placement", placements.names())
 def test_every_placement_is_the_loop_that_its_paper_writes(placement: str, depth: int) -> None:
     model = built(placement, depth)

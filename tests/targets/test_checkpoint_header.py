@@ -274,7 +274,7 @@ def _read_or_refuse(name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_mutations_are_read_or_refused(name: str, data: st.DataObject) -> None:
     _read_or_refuse(name, data.draw(mutated(FORMATS[name][0])))

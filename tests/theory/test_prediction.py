@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from statistics import fmean, geometric_mean
 
 import pytest
@@ -35,11 +36,17 @@ def measured(model: Decoder, x: torch.Tensor) -> tuple[list[float], list[float]]
     return sizes, influence
 
 
+@cache
+def predicted(placement: str) -> Prediction:
+    """Return what is told of the decoder of the first seed."""
+    model, x = drawn(placement, 0)
+    return predict(model.stack, x)
+
+
 def of_seeds(placement: str) -> tuple[list[float], list[float], Prediction]:
     runs = [measured(*drawn(placement, seed)) for seed in SEEDS]
-    model, x = drawn(placement, 0)
     sizes, influence = ([fmean(each) for each in zip(*kind, strict=True)] for kind in zip(*runs, strict=True))
-    return sizes, influence, predict(model.stack, x)
+    return sizes, influence, predicted(placement)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +88,11 @@ def test_gradient_where_the_stream_enters(placement: str, within: float) -> None
         upstream = torch.randn_like(y)
         (gradient,) = torch.autograd.grad(y, x, upstream)
         ratios.append(float(gradient.pow(2).mean().sqrt() / upstream.pow(2).mean().sqrt()))
-    model, x = drawn(placement, 0)
-    assert geometric_mean(ratios) == pytest.approx(predict(model.stack, x).gradient[0], rel=within)
+    assert geometric_mean(ratios) == pytest.approx(predicted(placement).gradient[0], rel=within)
 
 
 def test_post_norm_leaves_its_gradient_to_position_zero() -> None:
-    model, x = drawn("post", 0)
-    told = predict(model.stack, x)
+    told = predicted("post")
     assert told.first_token[2 * 8] > 0.85
     for block in (8, 16):
         assert told.token_gradient[2 * block + 16] > 8 * told.token_gradient[2 * block]
@@ -95,12 +100,11 @@ def test_post_norm_leaves_its_gradient_to_position_zero() -> None:
 
 
 def test_every_result_says_under_which_assumptions() -> None:
-    model, x = drawn("pre", 0)
-    told = predict(model.stack, x)
+    told = predicted("pre")
     assert any("initialisation" in each for each in told.assumptions)
     assert len(told.error) == len(told.q) == 2 * DEPTH + 1
     with pytest.raises(ValueError, match="two streams"):
-        predict(drawn("residual", 0)[0].stack, x)
+        predicted("residual")
 
 
 def test_a_gradient_goes_around_a_layer_by_the_connection_to_its_input() -> None:
