@@ -45,16 +45,16 @@ def build_config(model_type: str, *, reduced: bool = True, widths: bool = True) 
 
 
 def _optional_towers(cls: Any) -> dict[str, Any]:
-    """Return the towers that a class knows by default but leaves out unless they are given."""
+    """Return the towers for images and sounds that a class knows but leaves out unless they are given."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    specs = {name: spec for name, spec in getattr(cls, "sub_configs_defaults", {}).items() if _is_optional(spec)}
-    kinds = {name: getattr(spec, "model_type", None) or spec.config_class.model_type for name, spec in specs.items()}
+    specs = getattr(cls, "sub_configs_defaults", {})
+    kinds = {
+        name: getattr(specs[name], "model_type", None) or specs[name].config_class.model_type
+        for name in ("vision_config", "audio_config")
+        if getattr(specs.get(name), "optional", False)
+    }
     return {name: CONFIG_MAPPING[kind]() for name, kind in kinds.items()}
-
-
-def _is_optional(spec: Any) -> bool:
-    return bool(getattr(spec, "optional", False))
 
 
 def shrunk(config: Any) -> Any:
@@ -128,7 +128,7 @@ def departures(model_type: str) -> tuple[str, ...]:
     always = recipe_for(model_type).always
     notes = [f"set beside the sizes: {', '.join(f'{k}={v}' for k, v in always.items())}"] if always else []
     default = build_config(model_type, reduced=False)
-    if any(map(_is_optional, getattr(type(default), "sub_configs_defaults", {}).values())):
+    if any(vars(default).get(name) is not None for name in _optional_towers(type(default))):
         notes.append("towers that the default configuration leaves out are in")
     if any(part is not _substitute(part) for part in parts(default)):
         notes.append("a ResNet stands in for the backbone that only timm can build")

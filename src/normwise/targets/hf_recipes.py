@@ -71,6 +71,17 @@ def _wide_as_text(part: str | None, name: str) -> Callable[[dict[str, Any], Any]
     return adjust
 
 
+def _as_it_is(model_type: str) -> Callable[[], Any]:
+    """Leave the optional towers out: the code reads what the default configuration of one of them lacks."""
+
+    def default() -> Any:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        return CONFIG_MAPPING[model_type]()
+
+    return default
+
+
 def _projected(given: dict[str, Any], config: Any) -> None:
     """Let the projector read what the encoder of the sound makes."""
     given["projector_config"].encoder_hidden_size = given["encoder_config"].hidden_dim
@@ -161,6 +172,7 @@ RECIPES: dict[str, Recipe] = {
     **dict.fromkeys(("deepseek_ocr2_vision", "unlimited_ocr_vision"), Recipe(adjust=_to_encoder)),
     **dict.fromkeys(("granite_speech", "granite_speech_plus"), Recipe(adjust=_projected)),
     **dict.fromkeys(("florence2", "janus"), Recipe(adjust=_wide_as_text("vision_config", "projection_dim"))),
+    "nemotron_h_omni": Recipe(default=_as_it_is("nemotron_h_omni")),
     "qwen3_asr": Recipe(adjust=_wide_as_text("audio_config", "output_dim")),
     "ovis2": Recipe(adjust=_wide_as_text(None, "hidden_size")),
     "qwen2_vl": Recipe(adjust=_wide_as_text("vision_config", "hidden_size")),

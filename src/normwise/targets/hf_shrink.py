@@ -32,7 +32,7 @@ _WIDTH = re.compile(
 )
 _NO_WIDTH = re.compile(
     r"patch|image|kernel|window|vocab|codebook|crop|group|block|chunk|batch|stride|pool|context|sample|num_channels|"
-    r"in_chans|audio_channels|merge|grid|type|resolution|position|pos_emb|bins|mel|frame|level|buckets|label|tile|cache|feat_|"
+    r"in_chans|audio_channels|merge|grid|type|resolution|position|pos_emb_width|bins|mel|frame|level|buckets|label|tile|cache|feat_|"
     r"query_dim|state_size|d_state|memory_size|target|^in_channels|^input_channels|^output_channels|^out_channels|_bias"
 )
 _HEAD_COUNT = re.compile(r"heads?$")
