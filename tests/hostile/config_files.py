@@ -83,6 +83,25 @@ CASES = [
     ConfigCase("10**12 words", "", "", _llama(vocab_size=10**12)),
     ConfigCase("no heads", "", "division", _llama(num_attention_heads=0)),
     ConfigCase("a text for an eps", "", "eps", _llama(rms_norm_eps="small")),
+    ConfigCase("1e999 for an eps", "", "eps=inf", GOOD.replace(b"1e-06", b"1e999")),
+    ConfigCase("a number of 400 digits for an eps", "", "rms_norm_eps", _llama(rms_norm_eps=10**400)),
+    ConfigCase("true for a width", "", "hidden_size", _llama(hidden_size=True)),
+    ConfigCase("half of a surrogate pair for a type", "", "ud800", b'{"model_type": "\\ud800"}'),
+    ConfigCase("a NUL in a type", "", "␀", _llama(model_type="llama\0")),
+    ConfigCase("a path for a type", "", "../../x", _llama(model_type="../../x")),
+    ConfigCase("a function of the system for a dtype", "", "os.system", _llama(dtype="os.system")),
+    ConfigCase("a rotation of a kind that is code", "", "__import__", _llama(
+     rope_parameters={"rope_type": "__import__", "rope_theta": 1e4})),
+    ConfigCase("attention from a hub", "", "code from a hub", _llama(attn_implementation="evil/attention")),
+    ConfigCase("weights that are a pickle", "", "", _llama(transformers_weights="adapter_model.bin")),
+    ConfigCase("a number for architectures", "", "int", _llama(architectures=7)),
+    ConfigCase("10**9 labels", "", "num_labels", _llama(num_labels=10**9)),
+    ConfigCase("a mask of 60,000 by 60,000", "", "buffers of 3,600,000,000", json.dumps(
+     {"model_type": "gpt_neo", "hidden_size": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 64,
+      "attention_types": [[["global"], 1]], "max_position_embeddings": 60_000}).encode()),
+    ConfigCase("images of 20,000 by 20,000", "", "2x3x20000x20000", json.dumps(
+     {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+      "intermediate_size": 32, "image_size": 20_000, "patch_size": 400}).encode()),
     ConfigCase("an activation that is code", "", "__import__", _llama(hidden_act="__import__('os')")),
 ]  # fmt: skip
 """Each through DIR beside weights, and through hf:DIR."""

@@ -76,6 +76,7 @@ def _judge(warm: Warm, folder: Path, target: str, word: str, sound: Answer) -> N
     assert answer.value["out"] == ""
     assert said.startswith("normwise: ")
     assert said.count("\nnormwise: ") == 0  # one message, which may bring lines of code to copy
+    assert str(folder) in said
     assert word in said.replace(target, "").replace(str(folder), "")  # and not in the name of the file
 
 

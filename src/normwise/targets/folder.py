@@ -24,6 +24,7 @@ from normwise.targets.checkpoint.sources import INDEX, SUFFIX
 from normwise.targets.hf_build import (
     build_fake,
     build_model,
+    count_buffers,
     count_parameters,
     library,
     model_class,
@@ -41,6 +42,7 @@ _PREFIX = "hf:"
 _LARGEST_RANDOM = 500_000_000  # parameters: 2 GB in float32; beyond, the model is built without weights
 _MOST = 10_000  # layers, or experts of one: the deepest that were published have 1,000 (DeepNet)
 _COUNTED = re.compile(r"layers?$|depths?$|experts$")
+_LABELS = 100_000  # transformers makes two names for each; ImageNet-21k has 21,843
 _NONE, _LEFT_OUT = "the folder has no weights", "the weights were not read"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?$")
@@ -92,6 +94,8 @@ def load_folder(folder: Path, name: str, *, generate: bool = True, whole: bool =
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     cls = _named_class(config) if whole else None
     held = any(folder.glob("*.safetensors"))
+    if (beside := count_buffers(config, cls)) > _LARGEST_RANDOM:  # they are made whether there are weights or not
+        raise TargetError(f"config.json makes buffers of {beside:,} numbers, the limit is {_LARGEST_RANDOM:,}")
     if not held or not (weights or count_parameters(config, cls) <= _LARGEST_RANDOM):
         return _without_weights(config, name, cls, why=_LEFT_OUT if held else _NONE, generate=generate)
     _sound(folder, config)
@@ -130,6 +134,8 @@ def _look(folder: Path, text: str) -> None:
     for name, value in _settings(settings):
         if isinstance(value, int) and _COUNTED.search(name) and value > _MOST:
             raise TargetError(f"{text}: {name} is {value:,} in config.json, the limit is {_MOST:,}: each is a module")
+        if isinstance(value, int) and name == "num_labels" and value > _LABELS:
+            raise TargetError(f"{text}: {name} is {value:,} in config.json, the limit is {_LABELS:,}: each has a name")
         if _IMPLEMENTATION.match(name) and "/" in str(value):
             raise TargetError(
                 f"{text}: config.json takes code from a hub ({name} is {clean(value)[:80]}), never run here; "
