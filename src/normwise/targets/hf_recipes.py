@@ -172,6 +172,7 @@ RECIPES: dict[str, Recipe] = {
     **dict.fromkeys(("deepseek_ocr2_vision", "unlimited_ocr_vision"), Recipe(adjust=_to_encoder)),
     **dict.fromkeys(("granite_speech", "granite_speech_plus"), Recipe(adjust=_projected)),
     **dict.fromkeys(("florence2", "janus"), Recipe(adjust=_wide_as_text("vision_config", "projection_dim"))),
+    "shieldgemma2": Recipe(always={"yes_token_index": 240, "no_token_index": 241}),
     "nemotron_h_omni": Recipe(default=_as_it_is("nemotron_h_omni")),
     "qwen3_asr": Recipe(adjust=_wide_as_text("audio_config", "output_dim")),
     "ovis2": Recipe(adjust=_wide_as_text(None, "hidden_size")),
