@@ -224,7 +224,7 @@ def test_the_report_of_a_checkpoint_says_what_it_is(sharded: Path) -> None:
     assert "where the norms sit is not in a checkpoint" in text
     assert "a checkpoint without its model: read " in text
     assert "# read off the keys" in text
-    assert in_language(report.notes[0], "zh").startswith("没有模型的 checkpoint")
+    assert in_language(report.notes[0], "zh").startswith("没有模型的检查点")
     assert report.cost.forward_passes == report.cost.backward_passes == 0
     assert report.unchanged
 
