@@ -98,8 +98,11 @@ def _rebuild(config: Any, plan: Plan) -> Any:
 def _with_constants(small: Any, given: dict[str, Any], derived: dict[str, Any], shrinker: Shrinker) -> Any:
     """Return the configuration with what its class sets by itself reduced where it depends on nothing reduced.
 
-    What the class derives from other fields (head sizes, patterns of layers) it has derived anew.
+    What the class derives from other fields (head sizes, patterns of layers) it has derived anew; where stages are
+    tied to each other, its numbers stay.
     """
+    if shrinker.staged:
+        return small
     reduced = {name: shrinker.reduce(name, value) for name, value in derived.items() if read(small, name) == value}
     constants = {name: value for name, value in reduced.items() if value != derived[name]}
     return type(small)(**constants | given) if constants else small

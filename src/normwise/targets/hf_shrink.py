@@ -161,8 +161,6 @@ class Shrinker:
     def _reduce_list(self, name: str, value: list[Any]) -> list[Any]:
         if not value or isinstance(value[0], bool):
             return value
-        if name == "image_size" and self.staged:
-            return value  # what the stages make of it fits windows and tables
         if name == "image_grid_pinpoints":
             unit = min(min(pair) for pair in value)
             return [[side * self.plan.side // unit for side in pair] for pair in value]
