@@ -64,11 +64,13 @@ def test_one_architecture_of_each_kind_is_placed_right(model_type: str) -> None:
     assert _found(model_type) == TRUTH[model_type]
 
 
-def test_nearly_all_architectures_are_placed_right() -> None:
-    wrong = {name: (_found(name), row) for name, row in TRUTH.items() if _found(name) != row}
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)], ids=["every fourth", "all"])
+def test_nearly_all_architectures_are_placed_right(step: int) -> None:
+    rows = dict(sorted(TRUTH.items())[::step])
+    wrong = {name: (_found(name), row) for name, row in rows.items() if _found(name) != row}
     listing = "\n".join(f"{name}\n  found    {found}\n  expected {row}" for name, (found, row) in wrong.items())
-    agree = len(TRUTH) - len(wrong)
-    assert agree >= SHARE * len(TRUTH), f"{agree} of {len(TRUTH)} agree; these do not:\n{listing}"
+    agree = len(rows) - len(wrong)
+    assert agree >= SHARE * len(rows), f"{agree} of {len(rows)} agree; these do not:\n{listing}"
 
 
 @pytest.mark.slow
