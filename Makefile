@@ -18,8 +18,12 @@ demo: $(READY)  ## check a real model and a faulty one; writes report.html
 	$(BIN)/normwise check demo:faulty-decoder --fail-on never -o report.html
 	@echo "== open report.html in a browser; then try your own: $(BIN)/normwise check FILE.py:callable"
 
+# The tests of a file stay in one process: what they share is made once.
 test: kernels  ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-slow: kernels  ## run the tests that `make test` leaves out, but for those of `make hostile` (long)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow --ignore=tests/hostile
 
 kernels: $(READY)  ## compile what has changed of the C++ kernels (needs a compiler; without one all runs in plain torch)
 	@$(COMPILE)
@@ -91,4 +95,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kernels sanitize hostile check fix bench bench-faults docs build zoo studies env
+.PHONY: help demo test test-slow kernels sanitize hostile check fix bench bench-faults docs build zoo studies env

@@ -16,6 +16,7 @@ OWN_LAYERS = ("models", "blocks", "layers", "kernels")
 VERBS = (
     "demo",
     "test",
+    "test-slow",
     "kernels",
     "sanitize",
     "hostile",
