@@ -276,7 +276,7 @@ def cause(error: str) -> str:
 
 
 _CAUSES = (
-    (r"requires the|No module named|not installed|not found in your environment", "needs a package"),
+    (r"requires the|No module named|not installed|not found in your environment|pip install", "needs a package"),
     ("no model class of its own|no attribute 'modeling", "no class to run by itself"),
     ("has no forward|state of a running video", "cannot be called with tensors alone"),
     ("longer than", "too slow"),

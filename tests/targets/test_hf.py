@@ -115,8 +115,8 @@ def test_an_unknown_type_names_the_nearest() -> None:
 
 
 def test_a_type_that_needs_a_missing_package_says_which() -> None:
-    with pytest.raises(TargetError, match="timm") as caught:
-        hf.load("hf:timm_wrapper")
+    with pytest.raises(TargetError, match="timm: pip install timm torchvision pillow") as caught:
+        hf.load("hf:gemma3n_vision")
     assert "\n" not in str(caught.value)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import gc
+from typing import Any
 
 from normwise.errors import TargetError
 from normwise.targets import folder
@@ -21,7 +22,7 @@ from normwise.targets.hf_build import (
     model_types,
     quiet,
 )
-from normwise.targets.hf_config import build_config, departures
+from normwise.targets.hf_config import build_config, departures, parts
 from normwise.targets.hf_inputs import example_inputs, find_inputs, one_line, refuse_objects
 from normwise.targets.target import InputsFrom, Target, Weights
 
@@ -66,6 +67,7 @@ def _target(text: str, model_type: str, *, widths: bool, note: str, generate: bo
     config = build_config(model_type, widths=widths)
     if not widths and count_parameters(config) > _LARGEST:
         raise TargetError("too large with its widths kept")
+    _refuse_timm(config)
     cls = model_class(config)
     if generate:
         refuse_objects(cls)
@@ -78,6 +80,16 @@ def _target(text: str, model_type: str, *, widths: bool, note: str, generate: bo
         model=model, name=text, kwargs=found.kwargs, config=config, inputs_from=InputsFrom.INFERRED,
         weights=Weights.RANDOM, notes=(note, *note_rest, *found.notes),
     )  # fmt: skip
+
+
+def _refuse_timm(config: Any) -> None:
+    """Say what is missing where transformers builds a tower with timm, which it takes only with what timm reads."""
+    from transformers import TimmWrapperConfig
+    from transformers.utils.import_utils import is_timm_available, is_vision_available
+
+    missing = not (is_timm_available() and is_vision_available())
+    if missing and any(isinstance(part, TimmWrapperConfig) for part in parts(config)):
+        raise TargetError("transformers builds a tower of it with timm: pip install timm torchvision pillow")
 
 
 def _known(name: str) -> str:
