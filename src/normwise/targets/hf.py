@@ -84,11 +84,12 @@ def _target(text: str, model_type: str, *, widths: bool, note: str, generate: bo
 
 def _refuse_timm(config: Any) -> None:
     """Say what is missing where transformers builds a tower with timm, which it takes only with what timm reads."""
-    from transformers import TimmWrapperConfig
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
     from transformers.utils.import_utils import is_timm_available, is_vision_available
 
     missing = not (is_timm_available() and is_vision_available())
-    if missing and any(isinstance(part, TimmWrapperConfig) for part in parts(config)):
+    built = [MODEL_MAPPING_NAMES.get(part.model_type) for part in parts(config)]
+    if missing and "TimmWrapperModel" in built:
         raise TargetError("transformers builds a tower of it with timm: pip install timm torchvision pillow")
 
 
