@@ -73,6 +73,46 @@ def _nodes(*rows: tuple[str, list[str], list[str]], domain: str = "", **attribut
     ).SerializeToString()
 
 
+def _sized(kind: str, takes: list[str], sizes: list[int]) -> bytes:
+    """Return a model of one operator that takes sizes from a constant."""
+    from onnx import TensorProto, helper
+
+    return _model(
+        [helper.make_node(kind, takes, ["y"])], [helper.make_tensor("s", TensorProto.INT64, [len(sizes)], sizes)]
+    ).SerializeToString()
+
+
+def _weights(count: int, numbers: int) -> bytes:
+    """Return a model with so many weights in one file, all over the same bytes but each a number longer."""
+    from onnx import TensorProto
+
+    def change(model: Any) -> None:
+        for index in range(count):
+            weight = model.graph.initializer.add(name=f"w{index}", data_type=TensorProto.FLOAT, data_location=1)
+            weight.dims.append(numbers - index)
+            weight.external_data.add(key="location", value="weights.bin")
+
+    return _changed(change)
+
+
+def _overlapping(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(_weights(200, 2**22))
+    with (folder / "weights.bin").open("wb") as file:
+        file.truncate(2**24)
+
+
+def _tied(folder: Path) -> None:
+    from onnx import TensorProto
+
+    def change(model: Any) -> None:
+        for name in ("tied", "untied"):
+            weight = model.graph.initializer.add(name=name, dims=[4], data_type=TensorProto.FLOAT, data_location=1)
+            weight.external_data.add(key="location", value="weights.bin")
+
+    (folder / "model.onnx").write_bytes(_changed(change))
+    (folder / "weights.bin").write_bytes(b"\0" * 16)
+
+
 def _branch() -> bytes:
     from onnx import helper
 
@@ -133,6 +173,22 @@ _LINE: list[tuple[str, str, Callable[[], bytes]]] = [
     ("a node that reads what it makes", "y", lambda: _nodes(("Add", ["x", "y"], ["y"]))),
     ("a value that nothing makes", "nowhere", lambda: _nodes(("Add", ["x", "nowhere"], ["y"]))),
     ("an operator without its inputs", "missing", lambda: _nodes(("Add", [], ["y"]))),
+    ("an eps that is NaN", "eps=nan", lambda: _changed(lambda m: m.graph.node[0].attribute.add(
+     name="epsilon", type=1, f=float("nan")))),
+    ("a text for an axis", "LayerNormalization", lambda: _nodes(
+     ("LayerNormalization", ["x", "w", "b"], ["y"]), axis="x")),
+    ("an operator set that is not there yet", "operator set", lambda: _changed(
+     lambda m: setattr(m.opset_import[0], "version", 10**9))),
+    ("a text for an offset", "'1e9'", lambda: _outside("weights.bin", offset="1e9")),
+    ("an input of 2**40 numbers", "1,099,511,627,776", lambda: _model(shape=(2**20, 2**20)).SerializeToString()),
+    ("a constant of 2**60 numbers", "elements", lambda: _sized("ConstantOfShape", ["s"], [2**30, 2**30])),
+    ("an expansion to 2**43 numbers", "elements", lambda: _sized("Expand", ["x", "s"], [2**20, 2**20, 2, 4])),
+    ("2**50 copies", "elements", lambda: _sized("Tile", ["x", "s"], [2**25, 2**25])),
+    ("a margin of 2**30 rows", "elements", lambda: _sized("Pad", ["x", "s"], [2**30, 2**30, 0, 0])),
+    ("products of 2**36 numbers", "elements", lambda: _nodes(
+     ("Einsum", ["x"] * 12, ["y"]), equation="ab,cd,ef,gh,ij,kl,mn,op,qr,st,uv,wx->abcdefghijklmnopqrstuvwx")),
+    ("a loop", "Loop", lambda: _nodes(("Loop", ["", "", "x"], ["y"]))),
+    ("100 weights of 1 GB that are not there", "not there", lambda: _weights(100, 2**28)),
     ("graphs nested 10,000 deep", "ONNX", lambda: _nested(10_000)),
 ]  # fmt: skip
 
@@ -146,6 +202,8 @@ CASES = [
     Case("nodes in a circle", "model.onnx", "b1", _put(_circle)),
     Case("weights behind a link out of the folder", "model.onnx", "outside", _linked),
     Case("weights shorter than declared", "model.onnx", "short", _short),
+    Case("200 weights of 16 MB over one file of 16 MB", "model.onnx", "overlaps", _overlapping),
+    Case("two weights over the same bytes", "model.onnx", "", _tied),
     Case("a folder", "model.onnx", "no such file", lambda folder: (folder / "model.onnx").mkdir()),
     Case("a pipe", "model.onnx", "no such file", lambda folder: os.mkfifo(folder / "model.onnx")),
     Case("weights that are not there", "model.onnx", "", _put(lambda: _outside("weights.bin", length=16))),

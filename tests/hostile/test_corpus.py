@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile import config_files, onnx_files, safetensors_files, torch_files
+from tests.hostile import config_files, onnx_files, pt2_files, safetensors_files, torch_files
 from tests.hostile.case import Case
 from tests.hostile.commands import contents
 from tests.hostile.warm import Answer, Warm
@@ -23,7 +23,7 @@ _QUICK = 3  # of those, by default
 def _cases() -> list[object]:
     torch = [case for case in torch_files.CASES if case.word in _IN_THE_CHILD]
     slow = set(torch[:: max(1, len(torch) // _QUICK)]) ^ set(torch)
-    every = [*safetensors_files.CASES, *torch_files.CASES, *onnx_files.CASES]
+    every = [*safetensors_files.CASES, *torch_files.CASES, *onnx_files.CASES, *pt2_files.CASES]
     return [
         pytest.param(case, id=f"{case.file}: {case.defect}", marks=pytest.mark.slow if case in slow else ())
         for case in every
@@ -34,6 +34,7 @@ GOOD = {
     "model.safetensors": safetensors_files.file(safetensors_files.header(safetensors_files.GOOD)),
     "model.pt": torch_files.good(),
     "model.onnx": onnx_files.good(),
+    "model.pt2": pt2_files.good(),
 }
 
 
@@ -99,10 +100,11 @@ def test_a_crafted_configuration_is_refused_by_its_defect_or_read(  # type: igno
 def test_the_corpus_is_as_large_as_it_says() -> None:
     refused = [sum(not case.sound for case in part.CASES) for part in (safetensors_files, torch_files, onnx_files)]
     assert [count >= least for count, least in zip(refused, (40, 40, 20), strict=True)] == [True] * 3
+    assert sum(not case.sound for case in pt2_files.CASES) >= 40
     assert len(config_files.CASES) >= 20
 
 
 def test_no_two_defects_are_the_same() -> None:
-    for part in (safetensors_files, torch_files, onnx_files, config_files):
+    for part in (safetensors_files, torch_files, onnx_files, pt2_files, config_files):
         defects = [case.defect for case in part.CASES]
         assert len(set(defects)) == len(defects)

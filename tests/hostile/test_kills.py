@@ -24,6 +24,7 @@ def _judge(warm: Warm, name: str, times: int, folder: Path) -> None:
     answer = warm.do("writers:killed", name, str(folder), times, 7, limit=900)
     assert answer.status == 0
     found = answer.value
+    print(f"{name}: {found}")
     assert found["contents"] == 2  # else a torn file could not be told
     assert (found["whole"], found["torn"]) == (times, 0)
     assert found["files"] == [name]

@@ -12,6 +12,7 @@ from tests.hostile.warm import Answer, Warm
 
 def _done(answer: Answer) -> dict[str, Any]:
     assert answer.status == 0
+    print(f"{answer.seconds:.1f} s of the processor, {answer.megabytes:.0f} MB, {answer.value!s:.200}")
     return answer.value
 
 

@@ -6,7 +6,9 @@ keep the names of the file; a node lies in the module that its metadata, its nam
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +34,7 @@ _NEWEST = 26  # of the operator set; onnx 1.23 knows no later one
 _SCOPES = "pkg.torch.onnx.name_scopes"  # written by torch.onnx.export(dynamo=True)
 _STATISTICS = {"BatchNormalization": (3, 4)}  # inputs that are buffers in torch
 _MOST_NODES = 200_000
+_MOST_DRAWN = 2**28  # random numbers in all for weights that are not there: 1 GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +87,18 @@ class _Reader:
         self.functions = {(item.domain, item.name) for item in model.functions}
         self.constants: dict[str, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
-        self.drawn = 0
+        self.drawn, self.numbers = 0, 0
+        self.outside: dict[tuple[str, int, int], bytearray] = {}  # what was read of files beside the model
+        self.taken = Counter[str]()  # how many bytes of each
         self.scopes: set[str] = set()
 
     def source(self) -> Source:
         statistics = {
             node.input[i] for node in self.graph.node for i in _STATISTICS.get(node.op_type, ()) if i < len(node.input)
         }  # fmt: skip
+        absent = [each for each in self.graph.initializer if _is_outside(each) and not self._place(each).is_file()]
+        if (numbers := sum(math.prod(each.dims) for each in absent)) > _MOST_DRAWN:
+            raise TargetError(f"{len(absent):,} weights, {numbers:,} numbers, lie in files that are not there")
         for stored in self.graph.initializer:
             self._take(stored.name, self._tensor(stored), weight=stored.name not in statistics)
         self.scopes = parents(self.tensors)
@@ -194,7 +202,7 @@ class _Reader:
         count = int(np.prod(sizes, dtype=object)) if sizes else 1
         if any(size < 0 for size in sizes) or stored.HasField("segment"):
             raise TargetError(f"{clean(stored.name)[:80]!r} has no sizes that can be")
-        if stored.data_location == onnx.TensorProto.EXTERNAL:
+        if _is_outside(stored):
             return self._external(stored, sizes, count, dtype)
         held = len(stored.raw_data) // dtype.itemsize or sum(
             len(getattr(stored, name)) for name in ("float_data", "int32_data", "int64_data", "double_data")
@@ -207,21 +215,34 @@ class _Reader:
 
     def _external(self, stored: onnx.TensorProto, sizes: list[int], count: int, dtype: torch.dtype) -> Tensor:
         """Return a weight that lies beside the file; a random one where that file is not there."""
-        entry = {item.key: item.value for item in stored.external_data}
-        location = entry.get("location", "")
+        entry, place = _entry(stored), self._place(stored)
+        offset, length = int(entry.get("offset", 0)), count * dtype.itemsize
+        if not place.is_file():
+            self.drawn, self.numbers = self.drawn + 1, self.numbers + count
+            if self.numbers > _MOST_DRAWN or not dtype.is_floating_point:
+                raise TargetError(f"{clean(stored.name)[:80]!r} lies in a file that is not there")
+            return torch.randn(sizes).mul_(0.02).to(dtype)
+        held = place.stat().st_size
+        if offset < 0 or int(entry.get("length", length)) != length or offset + length > held:
+            raise TargetError(f"{place.name} is too short for {clean(stored.name)[:80]!r}")
+        if not count:
+            return torch.empty(sizes, dtype=dtype)
+        key = (place.name, offset, length)
+        if key not in self.outside:
+            self.taken[place.name] += length
+            if self.taken[place.name] > held:
+                raise TargetError(f"{clean(stored.name)[:80]!r} overlaps other weights in {place.name}")
+            with place.open("rb") as file:
+                file.seek(offset)
+                self.outside[key] = bytearray(file.read(length))
+        return torch.frombuffer(self.outside[key], dtype=dtype).reshape(sizes)
+
+    def _place(self, stored: onnx.TensorProto) -> Path:
+        location = _entry(stored).get("location", "")
         place = self.folder / location
         if not location or Path(location).name != location or place.is_symlink():
             raise TargetError("weights are kept outside the folder of the file, where nothing is read")
-        offset, length = int(entry.get("offset", 0)), count * dtype.itemsize
-        if not place.is_file():
-            self.drawn += 1
-            return _drawn(sizes, count, dtype, stored.name)
-        if offset < 0 or int(entry.get("length", length)) != length or offset + length > place.stat().st_size:
-            raise TargetError(f"{place.name} is too short for {clean(stored.name)[:80]!r}")
-        with place.open("rb") as file:
-            file.seek(offset)
-            data = bytearray(file.read(length))
-        return torch.frombuffer(data, dtype=dtype).reshape(sizes) if count else torch.empty(sizes, dtype=dtype)
+        return place
 
     def _below(self, steps: list[Step]) -> dict[str, int]:
         """Return for every value that picks rows of a table how many rows there are."""
@@ -239,6 +260,14 @@ class _Reader:
         return found
 
 
+def _is_outside(stored: onnx.TensorProto) -> bool:
+    return stored.data_location == onnx.TensorProto.EXTERNAL
+
+
+def _entry(stored: onnx.TensorProto) -> dict[str, str]:
+    return {item.key: item.value for item in stored.external_data}
+
+
 def _kind(step: Step) -> str:
     return step.function.args[0].kind  # pyright: ignore[reportFunctionMemberAccess]
 
@@ -248,12 +277,6 @@ def _number(value: Tensor) -> int | float | bool:
     if value.dtype in (torch.float32, torch.float16):
         return float(str(value.reshape(()).numpy()))
     return value.item()
-
-
-def _drawn(sizes: list[int], count: int, dtype: torch.dtype, name: str) -> Tensor:
-    if count > 2**28 or not dtype.is_floating_point:
-        raise TargetError(f"{clean(name)[:80]!r} lies in a file that is not there")
-    return torch.randn(sizes).mul_(0.02).to(dtype)
 
 
 def _inputs(graph: onnx.GraphProto, stored: set[str]) -> Iterator[Input]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from normwise.errors import TargetError
+from normwise.errors import CheckpointError, TargetError
 from normwise.targets.hf_inputs import one_line
 from normwise.targets.offline import offline
 from normwise.targets.python_file import PREFIXES
@@ -32,7 +32,7 @@ def reading(text: str, what: str) -> Iterator[None]:
     with offline():
         try:
             yield
-        except TargetError as error:
+        except (TargetError, CheckpointError) as error:
             raise TargetError(f"{text}: {error}") from error
         except (MemoryError, RecursionError) as error:
             raise TargetError(f"{text}: the file asks for more memory than there is") from error

@@ -6,7 +6,6 @@ Layout: torch/export/pt2_archive/constants.py and torch/_export/serde/schema.py 
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from typing import Any
 
@@ -15,6 +14,8 @@ from torch import Tensor, nn
 
 from normwise.errors import TargetError
 from normwise.rendering import clean
+from normwise.targets.checkpoint import json_text
+from normwise.targets.checkpoint.globals_of import named
 from normwise.targets.program import MOST_ELEMENTS
 
 __all__ = ["DTYPES", "Archive", "whole"]
@@ -26,8 +27,12 @@ DTYPES = {
 }  # fmt: skip
 """The types of torch by the numbers of the schema."""
 
-_LARGEST_JSON = 2**28
+_LARGEST_JSON = 2**26
 _LARGEST_PICKLE = 2**20  # of the example inputs: what is around their tensors
+# What a pickle of tensors names. torch lets more pass, of which some make what they are told to: bytearray(2**40).
+_OF_TENSORS = {"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter", "collections.OrderedDict"}
+_OF_TENSORS |= {f"torch.{kind}Storage" for kind in (
+    "Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")}  # fmt: skip
 
 
 class Archive:
@@ -44,6 +49,8 @@ class Archive:
         self.zip = zipfile.ZipFile(file)  # type: ignore[arg-type]
         _refuse_packed(self.zip)
         self.names = {name.partition("/")[2]: name for name in self.zip.namelist()}
+        if len(self.names) < len(self.zip.namelist()):  # torch and zipfile may take another of the two
+            raise TargetError("the archive has a name twice; save it again with torch.export.save")
         models = [name for name in self.names if name.startswith("models/") and name.endswith(".json")]
         if "serialized_exported_program.json" in self.zip.namelist():
             raise TargetError(
@@ -55,12 +62,13 @@ class Archive:
             )
         self.model = models[0].removeprefix("models/").removesuffix(".json")
         self._shared: dict[tuple[Any, ...], Tensor] = {}
+        self._bytes: dict[str, bytearray] = {}  # of a member, however many tensors lie in it
 
     def json(self, name: str) -> Any:
         """Return a member that is JSON."""
         if name not in self.names or self.zip.getinfo(self.names[name]).file_size > _LARGEST_JSON:
             raise TargetError(f"{clean(name)} is missing or too large")
-        return json.loads(self.zip.read(self.names[name]))
+        return json_text.parse(self.zip.read(self.names[name]), clean(name), most=_LARGEST_JSON)
 
     def tensors(self, kind: str) -> dict[str, Tensor]:
         """Return the ``weights`` or ``constants`` by name.
@@ -80,9 +88,11 @@ class Archive:
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as inner:
                 _refuse_packed(inner)
-                pickles = [item.file_size for item in inner.infolist() if item.filename.endswith(".pkl")]
-            if sum(pickles) > _LARGEST_PICKLE:
-                return None
+                members = [item for item in inner.infolist() if item.filename.endswith(".pkl")]
+                if sum(item.file_size for item in members) > _LARGEST_PICKLE:
+                    return None
+                if not {name for item in members for name in named(inner.read(item))} <= _OF_TENSORS:
+                    return None
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True, mmap=False)
         except TargetError:
             raise
@@ -107,7 +117,9 @@ class Archive:
         return self._shared[key]
 
     def _strided(self, place: str, dtype: torch.dtype, sizes: list[int], strides: list[int], offset: int) -> Tensor:
-        data = bytearray(self.zip.read(self.names[place]))
+        if place not in self._bytes:
+            self._bytes[place] = bytearray(self.zip.read(self.names[place]))
+        data = self._bytes[place]
         if len(data) % dtype.itemsize or min([*sizes, *strides, offset, 0]) < 0:
             raise TargetError(f"{clean(place)} does not fit its type")
         flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)

@@ -6,6 +6,7 @@ Sizes are computed again from the inputs, so the expressions of dynamic shapes i
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from normwise.errors import TargetError
 from normwise.rendering import clean
-from normwise.targets.program import Name, Program, Step, safe_path
+from normwise.targets.program import MOST_ELEMENTS, Name, Program, Step, safe_path
 from normwise.targets.pt2_archive import DTYPES, Archive, whole
 
 __all__ = ["Found", "read_program"]
@@ -67,7 +68,8 @@ class Found:
     def inputs(self) -> tuple[tuple[Any, ...], str]:
         """Return the example inputs of the file, or some of the sizes it was exported with, and the note about them."""
         leaves = [leaf for leaf in pytree.tree_leaves(self.examples) if isinstance(leaf, Tensor)]
-        self.given = bool(self.names) and len(leaves) == len(self.names)
+        small = all(leaf.numel() <= MOST_ELEMENTS for leaf in leaves)
+        self.given = bool(self.names) and len(leaves) == len(self.names) and small
         if self.given:
             return tuple(leaf.detach() for leaf in leaves), "with the example inputs of the file"
         generator = torch.Generator().manual_seed(0)
@@ -77,6 +79,8 @@ class Found:
 
     def _made(self, meta: dict[str, Any], generator: torch.Generator) -> Tensor:
         dtype, sizes = DTYPES[meta["dtype"]], [whole(size) for size in meta["sizes"]]
+        if (count := math.prod(sizes)) > MOST_ELEMENTS:
+            raise TargetError(f"an input has {count:,} elements, more than the {MOST_ELEMENTS:,} allowed here")
         if dtype.is_floating_point:
             return torch.randn(sizes, generator=generator).to(dtype)
         return torch.ones(sizes, dtype=dtype) if dtype is torch.bool else torch.zeros(sizes, dtype=dtype)

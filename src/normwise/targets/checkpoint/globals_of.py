@@ -16,7 +16,7 @@ from normwise.rendering import clean, shorten
 from normwise.targets.checkpoint.archive import convert
 from normwise.targets.checkpoint.limits import broken
 
-__all__ = ["examine", "needs_code"]
+__all__ = ["examine", "named", "needs_code"]
 
 _LOOKED_AT = 2_000_000  # bytes: a second; of larger ones torch reads the opcodes alone
 _MEMO = frozenset({"BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"})
@@ -36,11 +36,11 @@ def examine(pickle: bytes, path: str) -> None:
         return
     allowed = unpickler._get_allowed_globals()
     try:
-        named = next((n for n in _named(pickle) if n not in allowed and not _storage(n)), None)
+        unknown = next((n for n in named(pickle) if n not in allowed and not _storage(n)), None)
     except Exception as error:  # whatever the bytes lead pickletools to
         raise broken("bad-pickle", path, f"its pickle is broken: {type(error).__name__}: {error!s:.120}") from None
-    if named is not None:
-        raise needs_code(named, path)
+    if unknown is not None:
+        raise needs_code(unknown, path)
 
 
 def needs_code(name: str, path: str) -> CheckpointError:
@@ -59,7 +59,8 @@ def _storage(name: str) -> bool:
     return module in ("torch", "torch.cuda", "torch.storage") and last.endswith("Storage")
 
 
-def _named(pickle: bytes) -> Iterator[str]:
+def named(pickle: bytes) -> Iterator[str]:
+    """Yield every class and function that a pickle names."""
     recent: list[str] = []
     memo: dict[int, str] = {}
     count = 0
