@@ -96,7 +96,8 @@ def _socket(folder: Path) -> None:
     here = os.getcwd()
     os.chdir(folder)
     try:
-        socket.socket(socket.AF_UNIX).bind("model.safetensors")
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind("model.safetensors")
     finally:
         os.chdir(here)
 
