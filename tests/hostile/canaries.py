@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import shutil
@@ -10,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.hostile import safetensors_files
 from tests.hostile.commands import run
 from tests.hostile.config_files import GOOD
 from tests.hostile.payloads import PAYLOADS, in_tar, in_zip
+from tests.hostile.pt2_files import with_examples
 
 __all__ = ["ENTRIES", "SHAPES", "attacked", "unpickled"]
 
@@ -63,6 +66,25 @@ def _folder(form: str, name: str) -> Callable[[Path, bytes], Any]:
     return enter
 
 
+def _indexed(form: str) -> Callable[[Path, bytes], Any]:
+    """A folder whose index leads to the payload, beside a file that makes it one of safetensors."""
+
+    def enter(folder: Path, content: bytes) -> Any:
+        _put(folder / "other.safetensors", safetensors_files.file(safetensors_files.header(safetensors_files.GOOD)))
+        index = {"metadata": {}, "weight_map": dict.fromkeys(safetensors_files.GOOD, "pytorch_model.bin")}
+        _put(folder / "model.safetensors.index.json", json.dumps(index).encode())
+        _put(folder / "config.json", GOOD)
+        _put(folder / "pytorch_model.bin", content)
+        return run(["check", form.replace("DIR", str(folder)), "--isolated"], str(folder))["code"]
+
+    return enter
+
+
+def _exampled(folder: Path, content: bytes) -> Any:
+    path = _put(folder / "model.pt2", with_examples(content))
+    return run(["check", str(path), "--isolated", "--effort", "read"], str(folder))["code"]
+
+
 def _library(call: str) -> Callable[[Path, bytes], Any]:
     def enter(folder: Path, content: bytes) -> Any:
         import normwise
@@ -91,6 +113,8 @@ def _put(path: Path, content: bytes) -> Path:
 ENTRIES: dict[str, Callable[[Path, bytes], Any]] = {
     **{f"check FILE{suffix}": _command("check", f"FILE{suffix}", "--isolated") for suffix in _SUFFIXES},
     **{f"check {form} with {name}": _folder(form, name) for form in ("DIR", "hf:DIR") for name in _IN_FOLDERS},
+    **{f"check {form}, its index": _indexed(form) for form in ("DIR", "hf:DIR")},
+    "check FILE.pt2 with example inputs": _exampled,
     "map FILE.pt": _command("map", "FILE.pt"),
     "convert FILE.pt": _command("convert", "rms-norm", "FILE.pt", "-o", "out"),
     "convert plan FILE.bin": _command("convert", "plan", "FILE.bin"),

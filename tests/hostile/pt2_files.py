@@ -16,7 +16,7 @@ from typing import Any
 from tests.hostile.case import Case
 from tests.hostile.torch_files import Tensor, archive, pickled
 
-__all__ = ["CASES", "good"]
+__all__ = ["CASES", "good", "with_examples"]
 
 _ONES = struct.pack("<4f", 1, 1, 1, 1)
 
@@ -130,7 +130,8 @@ def _many() -> bytes:
     return _zipped(parts | {"data/weights/weight_0": _ONES * 65536})
 
 
-def _examples(held: bytes) -> bytes:
+def with_examples(held: bytes) -> bytes:
+    """Return a sound program with a file of example inputs."""
     return _zipped(_parts() | {"data/sample_inputs/model.pt": held})
 
 
@@ -208,12 +209,12 @@ _READ: list[tuple[str, Callable[[], bytes]]] = [
     ("names with markup and escape sequences", lambda: _nodes(
      _node() | {"metadata": {"nn_module_stack": "a,<script>\x1b[2J.norm,LayerNorm"}})),
     ("5,000 weights over one member", _many),
-    ("example inputs that are code", lambda: _examples(archive(pickled(((_System(),), {}))))),
-    ("example inputs of 1 GB", lambda: _examples(archive(pickled(((_Bytes(),), {}))))),
-    ("example inputs of 400 GB over 16 bytes", lambda: _examples(
+    ("example inputs that are code", lambda: with_examples(archive(pickled(((_System(),), {}))))),
+    ("example inputs of 1 GB", lambda: with_examples(archive(pickled(((_Bytes(),), {}))))),
+    ("example inputs of 400 GB over 16 bytes", lambda: with_examples(
      archive(pickled(((Tensor((10**11,), (0,)),), {}))))),
-    ("example inputs that are no archive", lambda: _examples(b"nothing")),
-    ("example inputs that are a bare pickle", lambda: _examples(pickle.dumps(_System()))),
+    ("example inputs that are no archive", lambda: with_examples(b"nothing")),
+    ("example inputs that are a bare pickle", lambda: with_examples(pickle.dumps(_System()))),
 ]  # fmt: skip
 
 CASES = [
