@@ -27,7 +27,7 @@ def shapes(model_type: str) -> dict[str, tuple[int, ...]]:
     ("model_type", "name", "shape"),
     [
         ("molmo2_vision", "pixel_values", (2, 36, 3 * 14**2)),  # patches, already flat
-        ("minicpmv4_6_vision", "pixel_values", (1, 3, 16, 16 * 48)),  # the patches of a batch in one row
+        ("minicpmv4_6_vision", "pixel_values", (1, 3, 16, 16 * 64)),  # the patches of a batch in one row
         ("gemma4_vision", "pixel_values", (2, 36, 3 * 16**2)),  # rows and columns divide by what is pooled
         ("pix2struct_vision_model", "flattened_patches", (2, 24, 2 + 3 * 16**2)),  # row and column, then colours
         ("granite_speech5_encoder", "input_features", (2, 104, 4 * 80)),  # neighbouring mel frames side by side

@@ -29,7 +29,7 @@ BATCH, TIME = 2, 13  # unequal to each other and to every width
 _IMAGE = (
     "pixel_values", "image_grid_thw", "image_grid_hws", "image_grid_hw", "image_sizes", "pixel_attention_mask",
     "spatial_shapes", "image_position_ids", "pixel_position_ids", "target_sizes", "aspect_ratio_ids",
-    "aspect_ratio_mask", "image_attention_mask", "grid_thw", "grid_hws",
+    "aspect_ratio_mask", "image_attention_mask", "grid_thw", "grid_hws", "high_res_pixel_values",
 )  # fmt: skip
 _AUDIO = (
     "input_features", "input_values", "input_features_mask", "feature_attention_mask", "feature_lens", "aftercnn_lens",

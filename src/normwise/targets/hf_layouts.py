@@ -41,6 +41,9 @@ def _grid(maker: Maker) -> tuple[int, int, int]:
 
 
 def _merged(maker: Maker) -> int:
+    """Return of how many rows, and of how many columns, one is made; where patches come in one row it is done twice."""
+    if _has(maker, "target_sizes"):
+        return 4
     return maker.number("spatial_merge_size", "pooling_kernel_size", default=1)
 
 
@@ -142,6 +145,13 @@ def _patch_mask(maker: Maker) -> list[Make]:
 def _positions_2d(maker: Maker) -> list[Make]:
     rows, columns = torch.meshgrid(*map(torch.arange, _grid(maker)[1:]), indexing="ij")
     return [lambda: torch.stack([columns, rows], dim=-1).reshape(1, -1, 2).repeat(maker.batch, 1, 1)]
+
+
+def _high_resolution(maker: Maker) -> list[Make]:
+    """Return the images of a second tower, which sees more of them."""
+    tower = getattr(maker.config, "high_res_vision_config", maker.config)
+    side = maker.number("image_size", default=image_side(maker), of=tower)
+    return [lambda: maker.noise(maker.batch, _channels(maker), side, side)]
 
 
 def _aspect_ids(maker: Maker) -> list[Make]:
@@ -286,6 +296,7 @@ _BY_NAME: dict[str, Callable[[Maker], list[Make]]] = {
     "grid_hws": _grids_2d,
     "grid_thw": _grids,
     "hidden_states": _hidden,
+    "high_res_pixel_values": _high_resolution,
     "image": _pixels,
     "image_grid_hw": _grids_2d,
     "image_grid_hws": _grids_2d,
