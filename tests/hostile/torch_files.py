@@ -193,6 +193,13 @@ def _frame() -> bytes:
     return b"\x80\x04\x95" + struct.pack("<Q", 2**62) + b"}."
 
 
+def _commented(content: bytes) -> bytes:
+    """The end of the archive says that a comment follows, which is another end: of an archive without members."""
+    end = content.rindex(b"PK\x05\x06")
+    other = b"PK\x05\x06" + b"\0" * 18
+    return content[: end + 20] + struct.pack("<H", len(other)) + other
+
+
 _REFUSED: list[tuple[str, str, Callable[[], bytes]]] = [
     ("empty", "no checkpoint", lambda: b""),
     ("a wrong magic", "no zip", lambda: b"PK\x05\x04" + good()[4:]),
@@ -248,6 +255,21 @@ _REFUSED: list[tuple[str, str, Callable[[], bytes]]] = [
      byteorder="middle")),
     ("no version", "cannot read", lambda: archive(pickled({"norm.weight": Tensor()}), version=None)),
     ("a key of 1 MB", "limit", lambda: archive(pickled({"n" * 1_000_000: Tensor()}))),
+    ("a storage of -4 numbers", "cannot read", lambda: _norm(storage=Storage(numel=-4))),
+    ("a storage of 2**62 numbers", "cannot read", lambda: _norm(storage=Storage(numel=2**62))),
+    ("a fraction for a size", "cannot read", lambda: _norm(shape=(4.5,))),
+    ("a text for a size", "cannot read", lambda: _norm(shape=("4",))),
+    ("a stride of 2**62", "cannot read", lambda: _norm(shape=(2, 4), stride=(2**62, 1))),
+    ("bytes of 64 GB that are asked for", "bytearray", lambda: archive(pickled({"norm.weight": Tensor(),
+     "x": _Calls(bytearray, 2**36)}))),
+    ("200,000 lists in a pickle", "no tensors", lambda: archive(b"\x80\x02" + b"]" + b"]a" * 200_000 + b".")),
+    ("a pickle of 101 MB", "100,000,000", lambda: archive(b"\x80\x02N" + b"0N" * 50_500_000 + b".")),
+    ("a second end in the comment of the first", "directory", lambda: _commented(good())),
+    ("an archive in another", "data.pkl", lambda: archive(None, more={"archive/inner.pt": good()})),
+    ("a member of 600 characters", "called", lambda: archive(pickled({}), more={"archive/" + "n" * 600: b""})),
+    ("a folder for a member", "called", lambda: archive(pickled({}), more={"archive/data/": b""})),
+    ("a number of 5,000 digits for a key", "operand 139", lambda: archive(pickled({10**5000: Tensor()}))),
+    ("an opcode that torch does not have", "operand 48", lambda: archive(b"\x80\x02]0}.")),
     ("numbers for keys", "no tensors", lambda: archive(pickled({0: Tensor()}))),
     ("nothing in it", "no tensors", lambda: archive(pickled({}))),
     ("a list of tensors", "no tensors", lambda: archive(pickled([Tensor()]))),
@@ -262,6 +284,8 @@ _READ: list[tuple[str, Callable[[], bytes]]] = [
     ("NaN for values", lambda: archive(pickled({"norm.weight": Tensor()}),
      {"0": struct.pack("<4f", *[float("nan")] * 4)})),
     ("a gain of 400 GB over a storage of 16 bytes", lambda: _norm(shape=(10**11,), stride=(0,))),
+    ("100,000 axes", lambda: _norm(shape=(1,) * 100_000, stride=(1,) * 100_000)),
+    ("big-endian numbers", lambda: archive(pickled({"norm.weight": Tensor()}), byteorder="big")),
     ("zip64 where it is not needed", lambda: _zip64(4)),
 ]  # fmt: skip
 

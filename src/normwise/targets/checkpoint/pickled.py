@@ -43,7 +43,8 @@ _DTYPES = {
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
 _WIDTHS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-_REFUSED = re.compile(r"GLOBAL ([^\s]+)|[Uu]nsupported (?:class|operand|function) ([^\s]+)")
+_REFUSED = re.compile(r"GLOBAL ([^\s]+)|[Uu]nsupported (?:class|function) ([^\s]+)")
+_BEHIND_ADVICE = re.compile(r"WeightsUnpickler error:\s*(.+)")  # what is wrong, behind what torch advises to do
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "CUDA_VISIBLE_DEVICES": "",
@@ -165,7 +166,8 @@ class Pickled:
             return broken("memory", self._path, f"its tensors need more memory than its {self.size:,} bytes say")
         if (refused := _REFUSED.search(said)) is not None:
             return needs_code(refused[1] or refused[2], self._path)
-        first = clean(" ".join(said.split()))
+        found = _BEHIND_ADVICE.search(said)
+        first = clean(" ".join((found[1] if found else said).split()))
         return broken("bad-pickle", self._path, f"torch cannot read it: {head['error']}: {shorten(first, 160)}")
 
     def fetch(self, names: Iterable[str]) -> dict[str, bytes]:
