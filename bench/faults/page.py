@@ -23,7 +23,7 @@ class Figures:
         self.equivalent = sum(r["status"] == "equivalent" for r in self.records)
         self.found = sum(r["found"] for r in self.alive)
         self.right = sum(r["right"] for r in self.alive)
-        self.false = sum(len(r["others"]) for r in self.alive)
+        self.false = sum(not _listed(r, code) for r in self.alive for code, *_ in r["others"])
         self.detector = [sum(r["detector"][i] for r in self.alive) for i in (0, 1)]
         self.anomaly = [sum(r["anomaly"][i] for r in self.alive) for i in (0, 1)]
         seconds = sorted(r["seconds"] for r in self.alive)
@@ -93,7 +93,7 @@ def summary(records: Sequence[Record]) -> str:
         name = f"{record['architecture']}/{record['fault']}"
         if record["status"] == "failed":
             lines.append(f"FAILED {name}: {record['why']}")
-        elif record["status"] == "alive" and not (record["found"] and record["right"] and not record["others"]):
+        elif record["status"] == "alive" and not (record["found"] and record["right"] and not Figures([record]).false):
             state = "missed" if not record["found"] else "misplaced" if not record["right"] else "false"
             lines.append(f"{state} {name} {record['at']} {record['others'] or ''}{' (info)' * record['whispered']}")
         elif record["status"] == "replayed" and not record["first"]:
@@ -185,8 +185,8 @@ def _misses(total: Figures, words: Words) -> str:
 
 def _false(total: Figures, words: Words) -> str:
     rows = [
-        (f"`{r['fault']}`", f"`{r['architecture']}`", ", ".join(f"{c} {s} `{p}`" for c, s, p in r["others"]))
+        (f"`{r['fault']}`", f"`{r['architecture']}`", ", ".join(f"{c} {s} `{p}`" for c, s, p in said))
         for r in total.alive
-        if r["others"]
+        if (said := [other for other in r["others"] if not _listed(r, other[0])])
     ]
-    return _table(words.false, rows)
+    return _table(words.false, rows) if rows else words.nothing

@@ -19,6 +19,7 @@ class Words:
     misses: tuple[str, ...]
     false: tuple[str, ...]
     all: str
+    nothing: str
     information: str
 
     @property
@@ -35,6 +36,7 @@ ENGLISH = Words(
     misses=("fault", "missed in", "why"),
     false=("fault", "architecture", "said besides"),
     all="all",
+    nothing="Nothing.",
     information=" (info)",
 )
 CHINESE = Words(
@@ -45,5 +47,6 @@ CHINESE = Words(
     misses=("故障", "漏报于", "原因"),
     false=("故障", "架构", "多余报告"),
     all="合计",
+    nothing="没有。",
     information="（提示）",
 )

@@ -357,7 +357,7 @@ FAULTS = (
     Fault(
         name="gain-on-the-other-side-of-the-cast", codes=("NUM010",), inject=_other_order, dtype=torch.bfloat16,
         setting="loaded", information=True, observe=probed("rows"), bits=True,
-        what=("gain and cast in the order that the family does not have", "增益与类型转换的次序与该系列相反"),
+        what=("gain and cast in the order that the family does not have", "增益与类型转换的次序与该模型族相反"),
     ),
     Fault(
         name="promoted-stream", codes=("NUM011",), inject=_float_gain, dtype=torch.bfloat16,

@@ -240,7 +240,7 @@ FAULTS = (
     ),
     Fault(
         name="padding-in-statistics", codes=("AXS004",), inject=_padded, setting="padded", effects=("AXS002",),
-        what=("padding enters the statistics", "填充进入统计量"),
+        what=("padding enters the statistics", "补齐进入统计量"),
     ),
     Fault(
         name="another-formula-when-decoding", codes=("AXS005",), inject=_decoding, observe=probed("rows"),

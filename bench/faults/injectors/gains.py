@@ -224,7 +224,7 @@ FAULTS = (
         what=("ones in a norm that computes 1 + weight", "计算 1 + weight 的归一化存了 1"),
     ),
     Fault(
-        name="final-norm-silent", codes=("PAR010",), inject=_dead_final, effects=("NUM005", "PAR003"),
+        name="final-norm-silent", codes=("PAR010",), inject=_dead_final, effects=("NUM005", "NUM009", "PAR003"),
         what=("a final norm whose gain is 0", "末端归一化的增益为 0"),
     ),
 )  # fmt: skip

@@ -192,7 +192,7 @@ FAULTS = (
     ),
     Fault(
         name="gradients-not-reduced", codes=("DST005",), inject=_unreduced, setting="ranks", observe=ranks,
-        what=("gradients of norms that are each process's own", "归一化的梯度各进程自有"),
+        what=("gradients of norms that are each process's own", "归一化的梯度没有跨进程求和"),
     ),
     Fault(
         name="statistics-apart", codes=("DST003",), inject=_buffers_apart, setting="ranks", observe=ranks,

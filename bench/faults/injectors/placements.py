@@ -282,7 +282,7 @@ FAULTS = (
     ),
     Fault(
         name="block-with-one-norm-more", codes=("PLC002",), inject=_added_post,
-        what=("one block normalizes what it returns", "一个块多归一化了输出"), effects=("PLC003",),
+        what=("one block normalizes what it returns", "有一个块对自己的输出又做了一次归一化"), effects=("PLC003",),
     ),
     Fault(
         name="skip-from-normed", codes=("PLC003", "PLC002"), inject=_skip_from_normed,

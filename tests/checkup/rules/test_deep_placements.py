@@ -273,6 +273,15 @@ def test_a_batch_of_another_scale_is_named() -> None:
     assert (found.path, found.evidence["batch"]) == ("1", 2)
 
 
+def test_batches_of_another_size_are_compared_and_those_without_a_finite_number_are_not() -> None:
+    target = spike_attribution.bad()
+    (x,) = target.args
+    more = [(x.repeat(3, 1),), (100 * x.repeat(2, 1),)]
+    (found,) = findings("DYN003", target.model, x, loader=more)
+    assert (found.path, found.evidence["batch"]) == ("1", 2)
+    assert "finite" in why_not("DYN003", target.model, x, loader=[(x,), (x * torch.inf,)])
+
+
 def test_without_a_loader_or_a_training_step_dynamics_say_what_they_need() -> None:
     model = deep(ALPHA, BETA)
     assert "loader=" in why_not("DYN003", model, X)

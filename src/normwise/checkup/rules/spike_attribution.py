@@ -66,11 +66,11 @@ def check(facts: Facts) -> Iterator[Finding]:
     sizes = [_sizes(facts, None)]
     for batch in facts.batches.arguments:
         sizes.append(_sizes(facts, batch))
-    for call in calls:
-        seen = [s.get(call.input) for s in sizes]
-        known = [s for s in seen if s is not None]
-        if len(known) < len(sizes):
-            continue
+    everywhere = [call for call in calls if all(call.input in s for s in sizes)]
+    if not everywhere:
+        raise NotKnown(_NOTHING_SHARED)
+    for call in everywhere:
+        known = [s[call.input] for s in sizes]
         top = max(range(len(known)), key=lambda i: known[i])
         others = max(k for i, k in enumerate(known) if i != top)
         if others > 0 and known[top] > SPIKE * others:
@@ -78,10 +78,16 @@ def check(facts: Facts) -> Iterator[Finding]:
             return
 
 
+_NOTHING_SHARED = both(
+    "no norm's input was finite, and kept, in the example and every batch of the loader",
+    "没有一个归一化的输入在示例和 loader 的每个批次中都为有限值并得到保留",
+)
+
+
 def _sizes(facts: Facts, batch: tuple[object, ...] | None) -> dict[int, float]:
     inputs = [c.input for c in facts.norm_calls.norms]
     try:
-        run = facts.runs.base if batch is None else facts.runs.variant(batch)
+        run = facts.runs.base if batch is None else facts.runs.variant(batch, wanted=inputs)
     except NotKnown:
         raise
     except NormwiseError as error:
