@@ -344,7 +344,7 @@ FAULTS = (
     ),
     Fault(
         name="momentum-of-the-other-convention", codes=("BNS015",), inject=_other_momentum, setting="training",
-        observe=buffers_after_a_step, what=("momentum 0.9 for 0.1", "动量应为 0.1，写成 0.9"),
+        observe=buffers_after_a_step, what=("momentum 0.9 for 0.1", "动量写成 0.9，应为 0.1"),
     ),
     Fault(
         name="last-batch-of-one", codes=("BNS016",), inject=_singleton, setting="batches", observe=last_batch,
