@@ -48,8 +48,8 @@ MISSES: dict[str, tuple[str, str]] = {
     "skip-from-normed": (
         "GPT-NeoX adds attention and feed-forward at once: the moved norm also closes the block before, so two of "
         "four blocks are odd, and the add does not look like one without a norm",
-        "GPT-NeoX 同时相加注意力与前馈：移动的归一化同时也结束前一块，四块中有两块与众不同，而这次相加看上去并不缺归",
-        "化",
+        "GPT-NeoX 同时相加注意力与前馈：移动的归一化同时也结束前一块，四块中有两块与众不同，而这次相加看上去并不缺归"
+        "一化",
     ),
     "loud-writer": (
         "the stream grows 2.2 times at once in ModernBERT, the rule reports from 8 times on",
@@ -68,7 +68,7 @@ MISSES: dict[str, tuple[str, str]] = {
         "Gemma 3 此处自己的缩放是通常的四分之一：十倍后为 2.5，规则从 6.6 起报告",
     ),
     "placement-of-the-flag": (
-        "not checked: needs a loss; nn.Transformer takes two inputs, so a pair of the loader is read as those, not as",
+        "not checked: needs a loss; nn.Transformer takes two inputs, so a pair of the loader is read as those, not as "
         "input and target",
         "未检查：需要损失；nn.Transformer 有两个输入，数据的一对被当作两个输入，而不是输入与目标",
     ),
