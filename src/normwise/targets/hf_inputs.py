@@ -36,6 +36,7 @@ _AUDIO = (
     "chunk_sample_lengths", "audio_input_features",
 )  # fmt: skip
 _EXTRAS = (*_IMAGE[1:], *_AUDIO[2:7])  # what a call may have or not, beside the data itself
+_LAST_RESORTS = {"bare", "codes", "embeddings"}  # words of plans that are tried where the others failed
 _MOST_CALLS = 24
 _MOST_ELEMENTS = 2**26  # of one input; a config.json decides how large an image is
 _IDS = 2**20  # token ids that inputs are drawn from: more than any vocabulary has, and few to list
@@ -100,7 +101,8 @@ def _refused(model: nn.Module, call: dict[str, Any]) -> Exception | None:
 def generated_inputs(model: nn.Module, *, batch: int = BATCH, time: int = TIME) -> dict[str, Any]:
     """Return the first call that could be made, without running it: for models that hold no numbers."""
     maker = Maker(model, batch, time)
-    calls = (call for plan in reversed(list(maker.plans())) if "bare" not in plan for call in maker.calls(plan))
+    plans = [plan for plan in maker.plans() if not _LAST_RESORTS.intersection(plan)]
+    calls = (call for plan in reversed(plans) for call in maker.calls(plan))
     return next((call for call in calls if not isinstance(call, Exception)), {})
 
 
