@@ -9,10 +9,10 @@ import torch
 
 from normwise.errors import TargetError
 from normwise.targets import hf
-from normwise.targets.hf_build import build_model, model_class, quiet
+from normwise.targets.hf_build import build_fake, build_model, model_class, quiet
 from normwise.targets.hf_config import build_config
 from normwise.targets.hf_depth import Depth
-from normwise.targets.hf_inputs import Maker, find_inputs
+from normwise.targets.hf_inputs import Maker, find_inputs, generated_inputs
 
 pytest.importorskip("transformers")
 
@@ -108,3 +108,13 @@ def test_what_a_configuration_class_sets_by_itself_is_reduced_too() -> None:
     assert vision.num_position_embeddings == 36
     blocks = whole.vision_config.num_hidden_layers
     assert all(layer < blocks for layer in whole.adapter_config.vision_feature_layer)
+
+
+@pytest.mark.parametrize("model_type", ["vit", "wav2vec2", "whisper", "llama"])
+def test_a_model_without_numbers_is_given_what_its_forward_reads(model_type: str) -> None:
+    with quiet():
+        config = build_config(model_type)
+        kwargs = generated_inputs(build_fake(config))
+        model = build_model(config).eval()
+    assert kwargs
+    model(**kwargs)

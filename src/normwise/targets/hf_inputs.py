@@ -99,11 +99,12 @@ def _refused(model: nn.Module, call: dict[str, Any]) -> Exception | None:
 
 
 def generated_inputs(model: nn.Module, *, batch: int = BATCH, time: int = TIME) -> dict[str, Any]:
-    """Return the first call that could be made, without running it: for models that hold no numbers."""
+    """Return the simplest call with the model's main input, without running it: for models that hold no numbers."""
     maker = Maker(model, batch, time)
     plans = [plan for plan in maker.plans() if not _LAST_RESORTS.intersection(plan)]
-    calls = (call for plan in reversed(plans) for call in maker.calls(plan))
-    return next((call for call in calls if not isinstance(call, Exception)), {})
+    made = [call for plan in reversed(plans) for call in maker.calls(plan) if call and not isinstance(call, Exception)]
+    main = getattr(model, "main_input_name", None)
+    return next((call for call in made if main in call), made[0] if made else {})
 
 
 def refuse_objects(cls: type[nn.Module]) -> None:
