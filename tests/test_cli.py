@@ -301,6 +301,13 @@ def test_an_interrupt_concludes_nothing(fakes: Fakes, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.strip() == "normwise: interrupted, nothing was concluded"
 
 
+def test_what_ends_early_is_no_interrupt(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    fakes.failure = EOFError("marshal data too short")
+    assert main(["check", "x"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("normwise: something ended before it was read whole (EOFError: marshal data too short)")
+
+
 @pytest.mark.parametrize("failure", [KeyError("axes"), AssertionError(), ValueError(), RecursionError("too deep")])
 def test_what_nobody_expected_is_called_a_bug(
     fakes: Fakes, capsys: pytest.CaptureFixture[str], failure: Exception

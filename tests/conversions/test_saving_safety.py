@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from normwise.conversions import Converted
 from normwise.conversions.saving import convert_checkpoint, publishing
 from normwise.errors import ConversionRefused
 from tests.conversions.folders import IDS, hashes, saved
+from tests.file_limit import file_limit
 
 MARK = ".normwise-"
 
@@ -129,13 +129,8 @@ def test_too_little_room_is_said_before_anything_is_written(
 
 @pytest.mark.usefixtures("untouched")
 def test_a_limit_of_file_size_met_while_writing_leaves_nothing(converted: Converted, tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-    try:
-        with pytest.raises(OSError, match="the disk is full, or a limit of file size was met") as failure:
-            streamed(converted, tmp_path / "deep" / "out")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with file_limit(8192), pytest.raises(OSError, match="the disk is full, or a limit of file size was met") as failure:
+        streamed(converted, tmp_path / "deep" / "out")
     assert failure.value.errno == errno.EFBIG
     assert list(tmp_path.iterdir()) == []
 

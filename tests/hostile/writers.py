@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import resource
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.file_limit import file_limit
 from tests.hostile.commands import run
 
 __all__ = ["COMMANDS", "KILLED", "filled", "killed"]
@@ -101,11 +102,10 @@ def filled(name: str, folder: str, most: int | None) -> dict[str, Any]:
     path.write_bytes(old)
     if most is None:
         _fill(place)
-    else:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     ledger = str(Path(__file__).parents[2] / "docs" / "studies" / "data" / "batch-size.jsonl")
     words = {"OUT": str(path), "LEDGER": ledger}
-    answer = run([words.get(word, word) for word in COMMANDS[name]])
+    with nullcontext() if most is None else file_limit(most):
+        answer = run([words.get(word, word) for word in COMMANDS[name]])
     files = {each.name: each.read_bytes() for each in place.iterdir() if each.name != _FILLER}
     return {**answer, "out": "", "old": files.pop(name, b"") == old, "others": sorted(files)}
 

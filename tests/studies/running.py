@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from normwise import studies
 from normwise.errors import StudyError
 from normwise.studies._ledger import read
+from tests.file_limit import file_limit
 
 __all__ = ["Elsewhere", "alive", "done", "eventually", "intact", "starts"]
 
@@ -84,10 +84,10 @@ class Elsewhere:
 def _run_elsewhere(sends: Connection, path: Path, given: dict[str, Any]) -> None:
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "largest_file" in given:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (given.pop("largest_file"),) * 2)
+    limit = file_limit(given.pop("largest_file")) if "largest_file" in given else nullcontext()
     try:
-        evidence = studies.study("toy", ledger=path, seeds=1, **given)
+        with limit:
+            evidence = studies.study("toy", ledger=path, seeds=1, **given)
         sends.send((len(evidence.rows), len(evidence.unrun)))
     except BaseException as error:
         sends.send((type(error).__name__, str(error)))

@@ -47,6 +47,8 @@ def _message(failure: BaseException) -> str:
             return f"{failure.format_message()} (see `{ctx.command_path if ctx else 'normwise'} --help`)"
         case click.ClickException():
             return failure.format_message()
+        case click.Abort(__cause__=EOFError() as cause):  # click takes it for an end of the terminal's input
+            return f"something ended before it was read whole (EOFError: {cause}); run again with --debug to see what"
         case click.Abort() | KeyboardInterrupt():
             return "interrupted, nothing was concluded"
         case SystemExit(code=code):
