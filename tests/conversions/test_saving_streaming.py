@@ -243,6 +243,7 @@ print(start, peak())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 def test_memory_stays_below_twice_the_largest_shard(tmp_path: Path) -> None:
     """Three shards of 72 MB, of tensors of 4 MB: a few of the largest tensor in float64."""

@@ -314,6 +314,7 @@ class Recurrence(nn.Module):
         return state
 
 
+@pytest.mark.slow
 def test_a_long_recurrence_costs_no_square_of_its_length() -> None:
     def seconds(steps: int) -> float:
         started = time.process_time()

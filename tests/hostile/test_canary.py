@@ -12,6 +12,10 @@ from tests.hostile.payloads import PAYLOADS
 from tests.hostile.warm import Warm
 
 each_payload = pytest.mark.parametrize("payload", PAYLOADS)
+# a process each: every third by default
+a_sample = pytest.mark.parametrize(
+    "payload", [pytest.param(p, marks=pytest.mark.slow if i % 3 else ()) for i, p in enumerate(PAYLOADS)]
+)
 _NUMBERS = {payload: number for number, payload in enumerate(PAYLOADS)}
 _NO_ERROR = {0, 1}  # with what it was given for, a hostile file is never a clean one
 
@@ -20,7 +24,7 @@ def test_there_are_as_many_payloads_as_it_says() -> None:
     assert len(PAYLOADS) >= 30
 
 
-@each_payload
+@a_sample
 def test_the_payload_works_where_it_is_unpickled(payload: str, warm: Warm, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     warm.do("canaries:unpickled", payload, str(canary))
@@ -38,7 +42,7 @@ def _judge(warm: Warm, payload: str, entries: list[str], shapes: list[str], fold
     } == set()  # a folder holds sound weights or none beside it
 
 
-@each_payload
+@a_sample
 def test_some_entries_do_not_run_the_payload(payload: str, warm: Warm, tmp_path: Path) -> None:
     ways = list(product(ENTRIES, SHAPES))
     chosen = islice(cycle(ways), _NUMBERS[payload] * 5, _NUMBERS[payload] * 5 + 1)

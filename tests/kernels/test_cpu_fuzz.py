@@ -66,7 +66,7 @@ def run(instructions: tuple[str, ...], seconds: float, seed: int, *options: str)
 @needs_library
 @needs_fork
 def test_random_calls_agree_with_the_definition_on_any_number_of_threads() -> None:
-    said = run(SETS, 1.5, 0, "--large", "0")
+    said = run(SETS, 0.7, 0, "--large", "0")
     assert said.count(", 0 wrong, seed 0") == len(SETS)
     assert all(said.count(f"{family}: ") == len(SETS) for family in FAMILIES)
 

@@ -116,7 +116,9 @@ except {error}:
     ("text", "error"),
     [
         ("raise ModuleNotFoundError('No module named torchvision')", "ModuleNotFoundError"),
-        ("raise RuntimeError('operator torchvision::nms does not exist')", "RuntimeError"),
+        pytest.param(
+            "raise RuntimeError('operator torchvision::nms does not exist')", "RuntimeError", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_models_are_built_where_torchvision_is_missing_or_broken(tmp_path: Path, text: str, error: str) -> None:
