@@ -20,10 +20,18 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 def left_out(facts: Facts) -> tuple[str, ...]:
-    """Return the norms that no run calls although the module that holds them runs, with all else that it holds."""
+    """Return the norms that no run calls although the module that holds them runs, with all else that it holds.
+
+    Not those in whose place another runs: a wrapper keeps the original beside the copy that is trained, or chooses one
+    for each domain.
+    """
     called = {c.path for c in facts.graph.calls}
     holders = _Holders(facts, called)
-    candidates = [p for p in facts.not_executed if holders.only_norms_idle(holders.of(p))]
+    candidates = [
+        p
+        for p in facts.not_executed
+        if holders.only_norms_idle(holders.of(p)) and not _replaced(facts, p, holders.of(p))
+    ]
     if not candidates:
         return ()
     facts.spend()
@@ -35,6 +43,19 @@ def left_out(facts: Facts) -> tuple[str, ...]:
     live = called | {c.path for c in training.graph.calls}
     read = _with_parents(n for graph in (training.graph, facts.graph) for v in graph.values if v.uses for n in v.names)
     return tuple(p for p in candidates if p not in live and p not in read)
+
+
+def _replaced(facts: Facts, path: str, holder: str | None) -> bool:
+    """Whether the holder does no more than call another norm of the same parameters: both take and return the same."""
+    graph, modules = facts.graph, dict(facts.target.model.named_modules())
+    norms = [graph.calls[n.call] for n in facts.norm_calls.norms]
+    alike = [c for c in norms if c.path.startswith(f"{holder}.") and _shapes(modules[c.path]) == _shapes(modules[path])]
+    ends = [(c.inputs, c.outputs) for c in graph.calls if c.path == holder]
+    return bool(alike) and all(any((c.inputs, c.outputs) == end for c in alike) for end in ends)
+
+
+def _shapes(module: nn.Module) -> list[tuple[int, ...]]:
+    return [tuple(p.shape) for p in module.parameters()]
 
 
 class _Holders:

@@ -50,6 +50,29 @@ def test_the_one_block_between_others_that_leaves_its_norm_out_is_a_warning() ->
     assert without(0, 6) == without(5, 6) == without(1, 4) == ["info"]  # an end, and too few
 
 
+class Chosen(nn.Module):
+    """Norms of which one is called: alone, as PEFT keeps the original of what it trains, or beside other arithmetic."""
+
+    def __init__(self, *, other: bool) -> None:
+        super().__init__()
+        self.original, self.copies = nn.LayerNorm(8), nn.ModuleDict({"default": nn.LayerNorm(8)})
+        self.other = other
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.copies["default"](2 * x) if self.other else self.copies["default"](x)
+
+
+def test_a_norm_in_whose_place_another_runs_is_not_left_out() -> None:
+    def made(*, other: bool) -> nn.Module:
+        blocks = [Block(used=True) for _ in range(3)]
+        for block in blocks:
+            setattr(block, "norm", Chosen(other=other))  # noqa: B010 - it was a LayerNorm
+        return Whole(*blocks)
+
+    assert findings("PAR006", made(other=False), X) == []
+    assert severities("PAR006", made(other=True), X) == ["warning"]
+
+
 def test_a_norm_built_in_forward_has_no_gain_to_train() -> None:
     class Anew(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

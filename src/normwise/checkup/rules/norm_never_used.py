@@ -10,7 +10,8 @@ A norm that is built in `forward` itself (`nn.LayerNorm(d)(x)`) is worth knowing
 pass, depends on no parameter, and is in no `state_dict`.
 
 Not meant are norms in a part that the input could not reach: a tower without its pixels, cross-attention without its
-encoder (then its projections are idle as well), heads for training.
+encoder (then its projections are idle as well), heads for training; nor a norm in whose place its wrapper calls another
+of the same parameters (the original that PEFT keeps beside the copy it trains, the norms of other domains).
 
 ## Why it matters
 The block computes something else than its author wrote down: `x + alpha * f(x)` for `norm(alpha * x + f(x))` grows
@@ -62,7 +63,7 @@ ZH = """已注册却从未调用的归一化。
 也不在 `state_dict` 中。
 
 不包括输入无法到达的部分中的归一化：没有像素输入的视觉塔、没有编码器的交叉注意力（其投影同样闲置）、仅用于训练的输出
-头。
+头；也不包括包装模块改为调用另一个参数相同的归一化的情形（PEFT 在训练的副本旁保留的原归一化，其他域的归一化）。
 
 ## 为什么重要
 这个块计算的不是作者写下的东西：把 `norm(alpha * x + f(x))` 写成 `x + alpha * f(x)`，会随深度几何增长。这些参数得不
