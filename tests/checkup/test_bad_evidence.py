@@ -48,7 +48,11 @@ def judged(report: Report) -> set[str]:
     return set(report.passed) | {f.code for f in report.findings}
 
 
-CASES = [pytest.param(a, name, id=f"{a}-{name}") for a, made in EVIDENCE.items() for name in made()]
+EACH = [(argument, name) for argument, made in EVIDENCE.items() for name in made()]
+# a check each: every other by default
+CASES = [
+    pytest.param(a, name, id=f"{a}-{name}", marks=pytest.mark.slow if i % 2 else ()) for i, (a, name) in enumerate(EACH)
+]
 
 
 @pytest.mark.parametrize(("argument", "name"), CASES)

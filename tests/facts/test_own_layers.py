@@ -308,8 +308,15 @@ def _same(got: Any, wanted: Any) -> bool:
     return bool(got == wanted)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# every case by default, in one of the dtypes; in all with the slow ones
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(c, d, id=f"{c.name}-{d}", marks=pytest.mark.slow if (i + j) % len(DTYPES) else ())
+        for i, c in enumerate(CASES)
+        for j, d in enumerate(DTYPES)
+    ],
+)
 def test_a_layer_is_one_site_that_says_what_it_is_and_raises_no_false_finding(case: Case, dtype: torch.dtype) -> None:
     model, x, options = _model(case, dtype)
     report = nw.check(model, {"x": x, **options})
