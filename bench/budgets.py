@@ -35,6 +35,8 @@ from normwise.benchmarks import (
 )
 from normwise.benchmarks.small import OUR_FUNCTION, TORCH_FUNCTION
 
+BENCHMARKS = ("norms", "batch-norm", "small", "llama")
+
 
 @dataclass(frozen=True)
 class Promise:
@@ -79,12 +81,12 @@ def main(apart: Callable[[Callable[[], Lines]], Lines] = in_a_process) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--threads", type=int, action="append")
-    parser.add_argument("--only", action="append", help="one of the benchmarks")
+    parser.add_argument("--only", action="append", choices=BENCHMARKS, help="one of the benchmarks")
     given = parser.parse_args()
     promises: list[Promise] = []
     parts = [
         (name, threads, shape, dtype, given.quick)
-        for name in given.only or ("norms", "batch-norm", "small", "llama")
+        for name in given.only or BENCHMARKS
         for threads in given.threads or (1, 2)
         for shape in _asked(name, "SHAPES", given.quick)
         for dtype in _asked(name, "DTYPES", given.quick)
