@@ -23,7 +23,7 @@ class Figures:
         self.equivalent = sum(r["status"] == "equivalent" for r in self.records)
         self.found = sum(r["found"] for r in self.alive)
         self.right = sum(r["right"] for r in self.alive)
-        self.false = sum(not _listed(r, code) for r in self.alive for code, *_ in r["others"])
+        self.false = sum(len(_besides(r)) for r in self.alive)
         self.detector = [sum(r["detector"][i] for r in self.alive) for i in (0, 1)]
         self.anomaly = [sum(r["anomaly"][i] for r in self.alive) for i in (0, 1)]
         seconds = sorted(r["seconds"] for r in self.alive)
@@ -64,15 +64,17 @@ def _of(groups: Mapping[str, list[Record]]) -> dict[str, Figures]:
 
 def unexplained(records: Sequence[Record]) -> list[Record]:
     """Return the healthy models with a finding above info that is no listed true surprise."""
-    return [
-        r for r in records
-        if r["status"] == "healthy" and any(not _listed(r, code) for code, *_ in r["others"])
-    ]  # fmt: skip
+    return [r for r in records if r["status"] == "healthy" and _besides(r)]
 
 
-def _listed(record: Record, code: str) -> bool:
-    half = record["dtype"] == "bfloat16" and code in SURPRISES_OF_BFLOAT16
-    return half or (record["architecture"], code) in SURPRISES
+def _besides(record: Record) -> list[list[str]]:
+    """Return the findings that nothing explains, without the listed true surprises."""
+
+    def listed(code: str) -> bool:
+        half = record["dtype"] == "bfloat16" and code in SURPRISES_OF_BFLOAT16
+        return half or (record["architecture"], code) in SURPRISES
+
+    return [other for other in record["others"] if not listed(other[0])]
 
 
 def summary(records: Sequence[Record]) -> str:
@@ -93,7 +95,7 @@ def summary(records: Sequence[Record]) -> str:
         name = f"{record['architecture']}/{record['fault']}"
         if record["status"] == "failed":
             lines.append(f"FAILED {name}: {record['why']}")
-        elif record["status"] == "alive" and not (record["found"] and record["right"] and not Figures([record]).false):
+        elif record["status"] == "alive" and not (record["found"] and record["right"] and not _besides(record)):
             state = "missed" if not record["found"] else "misplaced" if not record["right"] else "false"
             lines.append(f"{state} {name} {record['at']} {record['others'] or ''}{' (info)' * record['whispered']}")
         elif record["status"] == "replayed" and not record["first"]:
@@ -187,6 +189,6 @@ def _false(total: Figures, words: Words) -> str:
     rows = [
         (f"`{r['fault']}`", f"`{r['architecture']}`", ", ".join(f"{c} {s} `{p}`" for c, s, p in said))
         for r in total.alive
-        if (said := [other for other in r["others"] if not _listed(r, other[0])])
+        if (said := _besides(r))
     ]
     return _table(words.false, rows) if rows else words.nothing

@@ -45,13 +45,14 @@ def _other_eps(case: Case) -> list[str]:
     names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "layernorm_epsilon")
     if config is None or not any(isinstance(getattr(config, n, None), float) for n in names):
         raise Unfit("no configuration that states eps")
-    for site in case.vectors(shared=True):
+    sites = case.vectors(shared=True)
+    for site in sites:
         module = case.module(site.path)
         attribute = next((a for a in ("eps", "variance_epsilon") if isinstance(getattr(module, a, None), float)), None)
         if attribute is None:
             raise Unfit("no norm that holds its eps")
         setattr(module, attribute, 0.1)
-    return [s.path for s in case.vectors(shared=True)]
+    return [s.path for s in sites]
 
 
 def _other_kind(case: Case) -> list[str]:

@@ -19,7 +19,7 @@ def percent(share: float) -> str:
     """Return a share in percent: with one decimal, or with its first digit where that would be zeros.
 
     Examples:
-        >>> percent(0.123), percent(0.00006)
-        ('12.3%', '0.006%')
+        >>> percent(0.123), percent(0.00006), percent(0.0)
+        ('12.3%', '0.006%', '0%')
     """
-    return f"{share:.1%}" if share >= 0.001 else f"{float(f'{100 * share:.1g}'):f}".rstrip("0") + "%"
+    return f"{share:.1%}" if share >= 0.001 else f"{100 * share:.1g}%"

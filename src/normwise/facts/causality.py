@@ -84,31 +84,36 @@ def read(facts: Facts) -> Causality:
         if lengths or CLAIM in target.claims:
             raise NotKnown(_NO_OTHERS if max(lengths, default=0) > 1 else _NO_TIME)
         return Causality(steps=0)
+    if len(found) == 1:
+        return _Probe(facts, found[0]).compared(claimed=CLAIM in target.claims)
     seen: list[Causality] = []
-    unknown: NotKnown | None = None
+    unknown: list[NotKnown] = []
     for sequence in found:
         try:
-            seen.append(_Probe(facts, sequence, alone=len(found) == 1).compared())
+            seen.append(_Probe(facts, sequence).compared(claimed=False))  # the claim does not say which it is about
         except NotKnown as error:
-            unknown = unknown or error
-            continue
-        if len(found) > 1 and seen[-1].leaks:
-            return seen[-1]
-    if unknown is not None and not seen:
-        raise unknown
+            unknown.append(error)
+        else:
+            if seen[-1].leaks:
+                return seen[-1]
+    if not seen:
+        raise unknown[0]
     return next((s for s in seen if s.norms), seen[0])
 
 
 class _Probe:
     """The runs with the later, or the earlier, steps of one sequence replaced."""
 
-    def __init__(self, facts: Facts, sequence: Sequence, *, alone: bool) -> None:
-        self.facts, self.sequence, self.alone = facts, sequence, alone
+    def __init__(self, facts: Facts, sequence: Sequence) -> None:
+        self.facts, self.sequence = facts, sequence
         self.step = (sequence.steps - 1) // 2
         self.past = torch.arange(sequence.steps) <= self.step
 
-    def compared(self) -> Causality:
+    def compared(self, *, claimed: bool) -> Causality:
         """Return what the later steps do.
+
+        Args:
+            claimed: the model is said to be causal in this sequence.
 
         Raises:
             NotKnown: they cannot be exchanged for others, or no output has their steps.
@@ -119,7 +124,7 @@ class _Probe:
         other = facts.runs.variant(*later, wanted=mixing.norm_values(calls, base.graph))
         pairs = aligned(base.graph, other.graph)
         found = tuple(introduced(calls, base, other, pairs, steps, self.past))
-        change = mixing.output_change(facts.target, "time", steps, self.past, base, other, pairs)
+        change = self._change(self.past, base, other)
         if found and change is None:
             raise NotKnown(_NO_OUTPUT)
         if not found or change is None or change <= AGREE:
@@ -129,9 +134,8 @@ class _Probe:
         instead, wanted = mixing.holding(found, alike, base, pairs)
         wanted |= set(other.graph.outputs)
 
-        def moved(call: inputs.Call, steps_of: torch.Tensor) -> float:
-            run = facts.runs.variant(*call, wanted=wanted, instead=instead)
-            return mixing.output_change(facts.target, "time", steps, steps_of, base, run, pairs) or 0.0
+        def moved(call: inputs.Call, which: torch.Tensor) -> float:
+            return self._change(which, base, facts.runs.variant(*call, wanted=wanted, instead=instead)) or 0.0
 
         return Causality(
             steps=steps,
@@ -139,8 +143,7 @@ class _Probe:
             change=change,
             norms=found,
             sites=mixing.sites_of_calls(facts.sites, alike),
-            # of several sequences the claim does not say which
-            claimed=self.alone and CLAIM in facts.target.claims,
+            claimed=claimed,
             change_held=lambda: moved(later, self.past),
             forward_flow=lambda: moved(self._call(slice(0, self.step + 1)), ~self.past),
         )
@@ -154,13 +157,15 @@ class _Probe:
         runs, changes, later = self.facts.runs, list[float](), self._call(slice(self.step + 1, None))
         for training, first in ((False, runs.base), (True, runs.training)):
             other = runs.variant(*later, wanted=set(first.graph.outputs), training=training)
-            pairs, steps = aligned(first.graph, other.graph), self.sequence.steps
-            changes.append(
-                mixing.output_change(self.facts.target, "time", steps, self.past, first, other, pairs) or 0.0
-            )
+            changes.append(self._change(self.past, first, other) or 0.0)
             if not training and changes[0] > AGREE:
                 return None  # no causal model, or another fault that is reported for eval mode
         return (changes[0], changes[1]) if changes[1] >= DIFFER else None
+
+    def _change(self, which: torch.Tensor, first: Run, second: Run) -> float | None:
+        """Return how far some steps of the outputs differ in two runs; None where no output has the steps."""
+        pairs = aligned(first.graph, second.graph)
+        return mixing.output_change(self.facts.target, "time", self.sequence.steps, which, first, second, pairs)
 
     def _call(self, where: slice) -> inputs.Call:
         call = replaced(self.facts.target, "time", where, self.sequence.tensors)
@@ -199,13 +204,12 @@ def in_train_mode(facts: Facts) -> Trained | None:
         return None
     live = set(in_training(facts, Scope.BATCH))
     for sequence in sequences(facts.target):
-        steps = sequence.steps
+        probe, steps = _Probe(facts, sequence), sequence.steps
         held = [s for s in facts.sites if s.row.path.partition("#")[0] in live and steps in _others(s, facts)]
-        if held and (moved := _Probe(facts, sequence, alone=False).in_both_modes()) is not None:
+        if held and (moved := probe.in_both_modes()) is not None:
             still, change = moved
             paths = tuple(s.row.path for s in held)
-            step = (steps - 1) // 2
-            return Trained(steps=steps, step=step, change=change, still=still, paths=paths, claimed=claimed)
+            return Trained(steps=steps, step=probe.step, change=change, still=still, paths=paths, claimed=claimed)
     return None
 
 

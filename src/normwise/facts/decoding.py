@@ -8,6 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -219,10 +220,10 @@ class _Probe:
     def _output_change(self, base: Run, step: Run, pairs: Mapping[int, int]) -> float:
         moved = [0.0]
         ends = step.graph.outputs
-        for i, value in enumerate(base.graph.outputs):
-            # ops of the cache alone may stand before the last one: then the place among the outputs tells
-            other = pairs.get(value, -1) if pairs.get(value, -1) in ends else ends[i] if i < len(ends) else -1
-            whole, one = base.tensors.get(value), step.tensors.get(other)
+        # ops of the cache alone may stand before the last one: then the place among the outputs tells
+        for value, there in zip_longest(base.graph.outputs, ends[: len(base.graph.outputs)], fillvalue=-1):
+            paired = pairs.get(value, -1)
+            whole, one = base.tensors.get(value), step.tensors.get(paired if paired in ends else there)
             part = None if whole is None or one is None else self._at_step(whole, one)
             if part is not None and one is not None:
                 moved.append(relative_change(part, one))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from normwise.errors import NormwiseError, NotKnown
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from normwise.facts.facts import Facts
 
 __all__ = ["left_out"]
+
+_Ends = tuple[tuple[int, ...], tuple[int, ...]]  # the values that a call takes and returns
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -27,11 +31,8 @@ def left_out(facts: Facts) -> tuple[str, ...]:
     """
     called = {c.path for c in facts.graph.calls}
     holders = _Holders(facts, called)
-    candidates = [
-        p
-        for p in facts.not_executed
-        if holders.only_norms_idle(holders.of(p)) and not _replaced(facts, p, holders.of(p))
-    ]
+    held = ((p, holders.of(p)) for p in facts.not_executed)
+    candidates = [p for p, holder in held if holders.only_norms_idle(holder) and not holders.calls_instead(holder, p)]
     if not candidates:
         return ()
     facts.spend()
@@ -45,26 +46,19 @@ def left_out(facts: Facts) -> tuple[str, ...]:
     return tuple(p for p in candidates if p not in live and p not in read)
 
 
-def _replaced(facts: Facts, path: str, holder: str | None) -> bool:
-    """Whether the holder does no more than call another norm of the same parameters: both take and return the same."""
-    graph, modules = facts.graph, dict(facts.target.model.named_modules())
-    norms = [graph.calls[n.call] for n in facts.norm_calls.norms]
-    alike = [c for c in norms if c.path.startswith(f"{holder}.") and _shapes(modules[c.path]) == _shapes(modules[path])]
-    ends = [(c.inputs, c.outputs) for c in graph.calls if c.path == holder]
-    return bool(alike) and all(any((c.inputs, c.outputs) == end for c in alike) for end in ends)
-
-
-def _shapes(module: nn.Module) -> list[tuple[int, ...]]:
-    return [tuple(p.shape) for p in module.parameters()]
-
-
 class _Holders:
     """The modules that hold idle norms; each is looked at once, a model may have thousands of norms in one list."""
 
     def __init__(self, facts: Facts, called: set[str]) -> None:
         self._model, self._called, self._idle = facts.target.model, called, set(facts.not_executed)
-        self._running = _with_parents(called)
+        self._running, self._modules = _with_parents(called), facts.modules
         self._found: dict[str | None, bool] = {None: False}
+        calls = facts.graph.calls
+        self._ends, self._norms = defaultdict[str, list[_Ends]](list), defaultdict[_Ends, list[str]](list)
+        for call in calls:
+            self._ends[call.path].append((call.inputs, call.outputs))
+        for call in (calls[norm.call] for norm in facts.norm_calls.norms):
+            self._norms[call.inputs, call.outputs].append(call.path)
 
     def of(self, path: str) -> str | None:
         """Return the first module above a norm that runs, past lists and the like; None where none does."""
@@ -83,6 +77,17 @@ class _Holders:
             )
             self._found[holder] = all(o in self._idle or o in self._running for o in others)
         return self._found[holder]
+
+    def calls_instead(self, holder: str | None, path: str) -> bool:
+        """Whether it does no more than call another norm of the same parameters: both take and return the same."""
+
+        def alike(other: str) -> bool:
+            return other.startswith(f"{holder}.") and self._shapes(other) == self._shapes(path)
+
+        return all(any(map(alike, self._norms[ends])) for ends in self._ends[holder or ""])
+
+    def _shapes(self, path: str) -> list[torch.Size]:
+        return [p.shape for p in self._modules[path].parameters()]
 
 
 def _with_parents(paths: Iterable[str]) -> set[str]:

@@ -88,7 +88,7 @@ class SourceFinder:
     """Finds the innermost frame of the model outside torch; what called the tracer is none of the model's."""
 
     def __init__(self) -> None:
-        self._is_user: dict[CodeType, bool] = {}
+        self._files: dict[CodeType, str | None] = {}  # as a report names them; None: not the user's
         self._sources: dict[tuple[CodeType, int], Source] = {}
 
     def __call__(self) -> Source | None:
@@ -96,17 +96,16 @@ class SourceFinder:
         frame = sys._getframe(2)
         while frame is not None:
             code = frame.f_code
-            user = self._is_user.get(code)
-            if user is None:
+            if code not in self._files:
                 name = code.co_filename
                 user = not name.startswith((_TORCH, *_MACHINERY, "<")) and "importlib" not in name
-                self._is_user[code] = user
+                self._files[code] = named(name) if user else None
             if code.co_filename == _TRACER:
                 return None
-            if user:
+            if (file := self._files[code]) is not None:
                 key = (code, frame.f_lineno)
                 if key not in self._sources:
-                    self._sources[key] = Source(named(code.co_filename), frame.f_lineno, code.co_name)
+                    self._sources[key] = Source(file, frame.f_lineno, code.co_name)
                 return self._sources[key]
             frame = frame.f_back
         return None

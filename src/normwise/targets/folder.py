@@ -24,8 +24,7 @@ from normwise.targets.checkpoint.sources import INDEX, SUFFIX
 from normwise.targets.hf_build import (
     build_fake,
     build_model,
-    count_buffers,
-    count_parameters,
+    count_numbers,
     library,
     model_class,
     model_named,
@@ -94,10 +93,11 @@ def load_folder(folder: Path, name: str, *, generate: bool = True, whole: bool =
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     cls = _named_class(config) if whole else None
     held = any(folder.glob("*.safetensors"))
-    if (beside := count_buffers(config, cls)) > _LARGEST_RANDOM:  # they are made whether there are weights or not
+    count, beside = count_numbers(config, cls)
+    if beside > _LARGEST_RANDOM:  # buffers are made whether there are weights or not
         raise TargetError(f"config.json makes buffers of {beside:,} numbers, the limit is {_LARGEST_RANDOM:,}")
-    if not held or not (weights or count_parameters(config, cls) <= _LARGEST_RANDOM):
-        return _without_weights(config, name, cls, why=_LEFT_OUT if held else _NONE, generate=generate)
+    if not held or not (weights or count <= _LARGEST_RANDOM):
+        return _without_weights(config, name, cls, count, why=_LEFT_OUT if held else _NONE, generate=generate)
     _sound(folder, config)
     model = _pretrained(folder, config, cls)
     if not generate:
@@ -206,8 +206,9 @@ def _pretrained(folder: Path, config: Any, cls: type[nn.Module] | None) -> Any:
     return model.eval()
 
 
-def _without_weights(config: Any, name: str, cls: type[nn.Module] | None, *, why: str, generate: bool) -> Target:
-    count = count_parameters(config, cls)
+def _without_weights(
+    config: Any, name: str, cls: type[nn.Module] | None, count: int, *, why: str, generate: bool
+) -> Target:
     if count > _LARGEST_RANDOM:
         gc.collect()
         model = build_fake(config, cls=cls)

@@ -16,7 +16,7 @@ from normwise.targets import folder
 from normwise.targets.hf_build import (
     build_fake,
     build_model,
-    count_parameters,
+    count_numbers,
     library,
     model_class,
     model_types,
@@ -65,7 +65,7 @@ def load(text: str, *, inputs: str | None = None) -> Target:
 
 def _target(text: str, model_type: str, *, widths: bool, note: str, generate: bool) -> Target:
     config = build_config(model_type, widths=widths)
-    if not widths and count_parameters(config) > _LARGEST:
+    if not widths and count_numbers(config)[0] > _LARGEST:
         raise TargetError("too large with its widths kept")
     _refuse_timm(config)
     cls = model_class(config)

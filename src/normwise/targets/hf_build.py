@@ -20,8 +20,7 @@ from normwise.targets.offline import offline
 __all__ = [
     "build_fake",
     "build_model",
-    "count_buffers",
-    "count_parameters",
+    "count_numbers",
     "fake_storage",
     "library",
     "model_class",
@@ -162,19 +161,11 @@ def build_model(config: Any, cls: type[nn.Module] | None = None) -> nn.Module:
     return (cls or model_class(config))(config).float().eval()
 
 
-def count_parameters(config: Any, cls: type[nn.Module] | None = None) -> int:
-    """Return how many numbers the parameters hold, without allocating them."""
-    return sum(parameter.numel() for parameter in _bare(config, cls).parameters())
-
-
-def count_buffers(config: Any, cls: type[nn.Module] | None = None) -> int:
-    """Return how many numbers the buffers hold, without allocating them: tables and masks of a size a file decides."""
-    return sum(buffer.numel() for buffer in _bare(config, cls).buffers())
-
-
-def _bare(config: Any, cls: type[nn.Module] | None) -> nn.Module:
+def count_numbers(config: Any, cls: type[nn.Module] | None = None) -> tuple[int, int]:
+    """Return how many numbers the parameters and the buffers hold, without allocating them."""
     with torch.device("meta"):
-        return (cls or model_class(config))(config)
+        model = (cls or model_class(config))(config)
+    return sum(p.numel() for p in model.parameters()), sum(b.numel() for b in model.buffers())
 
 
 def build_fake(config: Any, dtype: torch.dtype = torch.bfloat16, cls: type[nn.Module] | None = None) -> nn.Module:

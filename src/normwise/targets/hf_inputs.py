@@ -103,9 +103,14 @@ def generated_inputs(model: nn.Module, *, batch: int = BATCH, time: int = TIME) 
     maker = Maker(model, batch, time)
     plans = [plan for plan in maker.plans() if not _LAST_RESORTS.intersection(plan)]
     plans = [plan for plan in plans if "text" in plan] or plans
-    made = [call for plan in reversed(plans) for call in maker.calls(plan) if call and not isinstance(call, Exception)]
-    main = getattr(model, "main_input_name", None)
-    return next((call for call in made if main in call), made[0] if made else {})
+    main, first = getattr(model, "main_input_name", None), dict[str, Any]()
+    for call in (call for plan in reversed(plans) for call in maker.calls(plan)):
+        if isinstance(call, Exception):
+            continue
+        if main in call:
+            return call
+        first = first or call
+    return first
 
 
 def refuse_objects(cls: type[nn.Module]) -> None:

@@ -53,9 +53,8 @@ ZH = """各 rank 的运行统计量不同。
 def check(facts: Facts) -> Iterator[Finding]:
     """Report running statistics that are each rank's own."""
     states = facts.ranks.states
-    modules = dict(facts.target.model.named_modules())
     gaps: dict[str, float] = {}
-    held = [r.path for r in facts.running if not ranks.synchronizes(modules[r.path])]
+    held = [r.path for r in facts.running if not ranks.synchronizes(facts.modules[r.path])]
     for path in held:
         names = [f"{path}.{b}" if path else b for b in ("running_mean", "running_var")]
         gap = max((g for n in names if (g := ranks.apart(states, n)) is not None), default=0.0)

@@ -82,9 +82,8 @@ def check(facts: Facts) -> Iterator[Finding]:
         found = explain(reference)
     elif not reference.differs_slightly or (found := at_parting(reference)) is None:
         return  # no more than another order of operations, or nothing that a norm explains
-    modules = dict(facts.target.model.named_modules())
     yield Finding(
-        path=found.path if found.path in modules else "",
+        path=found.path if found.path in facts.modules else "",
         severity=_severity(reference, found),
         basis=Basis.MEASURED,
         message=_message(found, min(reference.distance, 1e9)),

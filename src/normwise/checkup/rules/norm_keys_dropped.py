@@ -88,8 +88,7 @@ def _lost_shift(norm: NormTensor, found: Checkpoints) -> bool:
 
 def _finding(facts: Facts, norms: list[Dropped], *, alone: bool) -> Finding:
     first = norms[0].path or norms[0].keys[0]
-    modules = dict(facts.target.model.named_modules())
-    homes = tuple(dict.fromkeys(_home(d.path or d.keys[0], modules) for d in norms))
+    homes = tuple(dict.fromkeys(_home(d.path or d.keys[0], facts.modules) for d in norms))
     return Finding(
         path=homes[0],
         paths=homes,

@@ -139,11 +139,12 @@ def _finding(facts: Facts, count: int, sites: list[Site], *, against: Sequence[N
 def _towards_reference(facts: Facts, calls: Sequence[NormCall]) -> dict[str, object] | None:
     """Measure how near the model comes to its reference with these norms divided by n."""
     try:
-        mine, theirs = (outputs_of(run) for run in facts.reference.runs)
-        if facts.reference.runs[0] is not facts.runs.base:
+        reference = facts.reference
+        mine, theirs = reference.runs
+        if mine is not facts.runs.base:
             return None  # compared in float32: in half precision it drowns
         run = respecified(facts, calls, _divided_by_n(calls[0].count), wanted=facts.graph.outputs)
-        before, after = apart(mine, theirs), apart(outputs_of(run), theirs)
+        before, after = reference.distance, apart(outputs_of(run), outputs_of(theirs))
     except NormwiseError:
         return None
     return effect(
