@@ -30,7 +30,7 @@ kernels: $(READY)  ## compile what has changed of the C++ kernels (needs a compi
 
 sanitize: $(READY)  ## run random calls of the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer (minutes)
 	NORMWISE_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-lib build/sanitized --build-temp build/sanitized-objects
-	for isa in avx512 avx2 baseline; do \
+	for isa in avx512bf16 avx512 avx2 baseline; do \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitized:. \
 	  NORMWISE_ISA=$$isa $(BIN)/python tests/kernels/fuzz.py --seconds 60 || exit 1; done

@@ -38,11 +38,12 @@ AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 INSTRUCTIONS = {"baseline": (16, []), **({"avx2": (32, AVX2), "avx512": (64, AVX512)} if X86 else {})}
+WITH_BF16 = {"avx512bf16": (64, [*AVX512, "-mavx512bf16"])} if X86 else {}
 SANITIZE = os.environ.get("NORMWISE_SANITIZE")  # such as address,undefined: see `make sanitize`
 
 
 class Build(build_ext):
-    """Compiles kernels_*.cpp once for each instruction set, files in parallel, and only those that have changed."""
+    """Compiles kernels_*.cpp once for each instruction set, bf16_*.cpp for one; in parallel, and only what changed."""
 
     def build_extensions(self) -> None:
         """Compile and link all kernels."""
@@ -51,10 +52,11 @@ class Build(build_ext):
         jobs: list[tuple[Any, ...]] = []
 
         def note(obj: str, src: str, ext: str, cc_args: list[str], extra: list[str], pp_opts: list[str]) -> None:
-            if not Path(src).name.startswith("kernels_"):
+            kind = Path(src).name.split("_")[0]
+            if kind not in ("kernels", "bf16"):
                 jobs.append((obj, src, ext, cc_args, extra, pp_opts))
                 return
-            for name, (width, flags) in INSTRUCTIONS.items():
+            for name, (width, flags) in (INSTRUCTIONS if kind == "kernels" else WITH_BF16).items():
                 own = [*extra, *ARITHMETIC, *flags, f"-DNW_ISA={name}", f"-DNW_BYTES={width}"]
                 jobs.append((_named(obj, name), src, ext, cc_args, own, pp_opts))
 

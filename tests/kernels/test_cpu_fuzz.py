@@ -40,7 +40,7 @@ for instructions in sys.argv[1].split():
     if os.waitpid(child, 0)[1]:
         sys.exit(f"{instructions} failed")
 """
-SETS = ("baseline", "avx2", "avx512")
+SETS = ("baseline", "avx2", "avx512", "avx512bf16")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks a process an instruction set")
 
 

@@ -18,7 +18,8 @@ from tests.kernels.cpu_cases import HALF, SPECS, each_spec, needs_library, numbe
 pytestmark = needs_library
 
 DTYPES = (torch.float32, torch.float64, *HALF)
-WIDTHS = (2, 3, 5, 7, 8, 11, 15, 16, 19, 31, 33, 96, 257, 1024)
+# those of whole blocks of 128 bytes are measured in groups of rows, up to 1 or 2 KiB a row
+WIDTHS = (2, 3, 5, 7, 8, 11, 15, 16, 19, 31, 32, 33, 64, 96, 128, 256, 257, 384, 512, 640, 768, 1024)
 # torch takes square roots from MKL, which rounds some of them the other way: these specs divide by one
 BY_ROOT = {"outside", "scale"}
 CENTRED = {name: spec for name, spec in SPECS.items() if spec.center}
@@ -43,6 +44,40 @@ def test_short_rows_of_layer_norm_have_torchs_bits() -> None:
             x = numbers(500, width, seed=width, dtype=dtype)
             found = kernels.cpu.forward(LAYER, x)
             assert torch.equal(found, F.layer_norm(x, (width,), eps=1e-5)), (dtype, width)
+
+
+@each_spec
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_results_below_the_normal_numbers_are_kept(spec: NormSpec, dtype: torch.dtype) -> None:
+    """The instruction that rounds to bfloat16 makes 0 of them, so rows with a 0 are written in another way."""
+    width = 256
+    x, (weight, bias) = numbers(64, width, dtype=dtype), parameters(spec, (64, width), dtype)
+    if len(spec.axes) > 1:
+        return
+    x[3, ::2] = 0.0
+    x[5, ::3] *= 2.0**-130 if dtype is torch.bfloat16 else 2.0**-20
+    x[9], x[17] = 0.0, 2.0**-24
+    tiny = 2.0**-125 if dtype is torch.bfloat16 else 2.0**-16
+    for gain in (weight, None if weight is None else weight * tiny):
+        for shift in (bias, None if bias is None else bias * tiny):
+            found, right = of_spec(spec)(x, gain, shift), kernels.eager.forward(spec, x, gain, shift)
+            if spec.form is Form.TORCH or not (spec.eps_clamp or not spec.eps_inside):
+                assert torch.equal(found, right)
+            assert torch.equal(found == 0, right == 0)
+
+
+@each_spec
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_in_a_group_is_what_it_is_alone(spec: NormSpec, dtype: torch.dtype) -> None:
+    if len(spec.axes) > 1:
+        return
+    for width in (32, 96, 128, 256, 512, 1024):
+        x, (weight, bias) = numbers(19, width, seed=width, dtype=dtype), parameters(spec, (19, width), dtype)
+        x[4] *= 3e4 if dtype is torch.float16 else 2e38  # its squares overflow
+        x[7, 5], x[12, 3] = float("inf"), float("nan")
+        together = of_spec(spec)(x, weight, bias)
+        alone = torch.cat([of_spec(spec)(x[row : row + 1], weight, bias) for row in range(19)])
+        assert torch.equal(together.nan_to_num(7.0), alone.nan_to_num(7.0)), width
 
 
 def test_a_quotient_by_a_root_is_left_to_eager() -> None:

@@ -1,10 +1,11 @@
 """The CPU kernel: compiled C++ that reads and writes memory once.
 
 It is built from ``csrc/`` where torch and a compiler are at hand, against the stable ABI of LibTorch, and runs in
-torch's own thread pool. One binary holds code for plain x86-64, for AVX2 and for AVX-512 and takes the best at run
-time; ``NORMWISE_ISA=avx2`` or ``baseline`` rules the better ones out. Rows are added up in the order of torch's own
-kernels, so results are those of the eager kernel to the bit; gradients of gain and shift are summed in float32 over
-blocks of rows that depend on the shape alone, so they are the same for any number of threads.
+torch's own thread pool. One binary holds code for plain x86-64, for AVX2, for AVX-512 and for AVX-512 that rounds to
+bfloat16, and takes the best at run time; ``NORMWISE_ISA=avx512``, ``avx2`` or ``baseline`` rules the better ones out.
+Rows are added up in the order of torch's own kernels, so results are those of the eager kernel to the bit; gradients
+of gain and shift are summed in float32 over blocks of rows that depend on the shape alone, so they are the same for
+any number of threads.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _library() -> Path | None:
 
 @cache
 def instructions() -> str:
-    """Return which instruction set was chosen: baseline, avx2 or avx512."""
+    """Return which instruction set was chosen: baseline, avx2, avx512, or avx512bf16 (AVX-512 that rounds to bfloat16)."""
     name = ctypes.CDLL(str(_library())).normwise_instructions
     name.restype = ctypes.c_char_p
     return name().decode()

@@ -8,16 +8,21 @@ namespace normwise {
 
 static Isa choose() {
 #if defined(__x86_64__)
-  const char* asked = std::getenv("NORMWISE_ISA");  // to compare them, or to rule one out
-  const bool not_512 = asked && std::strcmp(asked, "avx2") == 0;
-  const bool no_avx = asked && std::strcmp(asked, "baseline") == 0;
+  const char* asked = std::getenv("NORMWISE_ISA");  // to compare them, or to rule better ones out
+  const auto allows = [asked](const char* name) { return asked && std::strcmp(asked, name) == 0; };
+  const Isa most = allows("baseline") ? Isa::baseline
+                   : allows("avx2")   ? Isa::avx2
+                   : allows("avx512") ? Isa::avx512
+                                      : Isa::avx512bf16;
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (avx512 && !not_512 && !no_avx) return Isa::avx512;
-  if (avx2 && !no_avx) return Isa::avx2;
-#endif
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  const Isa best = bf16 ? Isa::avx512bf16 : avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::baseline;
+  return best < most ? best : most;
+#else
   return Isa::baseline;
+#endif
 }
 
 Isa isa() {
@@ -28,6 +33,6 @@ Isa isa() {
 }  // namespace normwise
 
 extern "C" __attribute__((visibility("default"))) const char* normwise_instructions() {
-  using normwise::Isa;
-  return normwise::isa() == Isa::avx512 ? "avx512" : normwise::isa() == Isa::avx2 ? "avx2" : "baseline";
+  static const char* const names[] = {"baseline", "avx2", "avx512", "avx512bf16"};
+  return names[(int)normwise::isa()];
 }

@@ -89,6 +89,9 @@ NW_INLINE Lot<Acc<T>> read(const T* p, Block<PAIRED> at) {
     NW_EACH if (k % 2 == 0) {
       U32 pairs;
       memcpy(&pairs, p + at.i + k * LANES<A>, sizeof pairs);
+#if NW_BYTES == 64
+      asm("" : "+v"(pairs));  // GCC would load it twice, and loads of 64 bytes are scarce
+#endif
       lot.v[k] = (F32)(pairs << 16);
       lot.v[k + 1] = (F32)(pairs & 0xffff0000u);
     }
@@ -149,6 +152,28 @@ NW_INLINE void write(T* p, Part at, V<Acc<T>> v, bool = false) {
 template <class T>
 NW_INLINE void write(T* p, One at, Acc<T> a, bool = false) {
   store1(p + at.i, a);
+}
+
+// Writes pairs of bfloat16 where numbers below 2^-126 become 0, and returns whether any 0 was written; elsewhere as
+// `write`, and never.
+template <bool PAIRED, class T>
+NW_INLINE uint32_t write_flushing(T* p, Block<PAIRED> at, Lot<Acc<T>> lot) {
+  uint32_t zeros = 0;
+  if constexpr (FLUSHING && PAIRED && __is_same(T, Bf16)) {
+    NW_EACH if (k % 2 == 0) {
+      const U32 pairs = narrow_pairs_flushing(lot.v[k], lot.v[k + 1]);
+      zeros |= zeros_in_pairs(pairs);
+      memcpy(p + at.i + k * LANES<float>, &pairs, sizeof pairs);
+    }
+  } else {
+    write(p, at, lot);
+  }
+  return zeros;
+}
+template <class T, class Place, class Value>
+NW_INLINE uint32_t write_flushing(T* p, Place at, Value v) {
+  write(p, at, v);
+  return 0;
 }
 
 // body(place) over a row of n elements.

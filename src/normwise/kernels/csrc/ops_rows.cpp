@@ -3,7 +3,7 @@
 
 namespace normwise {
 
-NW_CHOOSE(RowsTable, rows_table)
+NW_CHOOSE_BF16(RowsTable, rows_table)
 
 namespace {
 

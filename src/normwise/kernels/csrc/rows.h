@@ -15,6 +15,12 @@ struct Measured {
   bool large;  // squares or mean so large that the largest element must be looked at
 };
 
+template <class A>
+NW_INLINE Measured<A> measured(A mean, A squares, int64_t n, int64_t code) {
+  const bool safe = squares < Range<A>::SQUARES && magnitude(mean) < Range<A>::MEAN;
+  return {mean, (code & KIND) == L2 ? squares : squares / (A)n, !safe};
+}
+
 template <class T, bool PAIRED>
 NW_APART Measured<Acc<T>> measure(const T* x, int64_t n, int64_t code, Ahead<T> ahead = {}) {
   using A = Acc<T>;
@@ -32,8 +38,25 @@ NW_APART Measured<Acc<T>> measure(const T* x, int64_t n, int64_t code, Ahead<T> 
   } else {
     squares = sum_of_squares<T, PAIRED>(x, n);
   }
-  const bool safe = squares < Range<A>::SQUARES && magnitude(mean) < Range<A>::MEAN;
-  return {mean, kind == L2 ? squares : squares / (A)n, !safe};
+  return measured(mean, squares, n, code);
+}
+
+// The same of as many rows as torch's vectors have lanes, all at once; see can_measure_rows.
+template <class T, bool PAIRED>
+NW_APART void measure_rows(
+    const T* x, int64_t stride, int64_t n, int64_t code, Measured<Acc<T>>* out) {
+  using A = Acc<T>;
+  Moments<W<A>> found{};
+  if ((code & KIND) == TORCH_LAYER)
+    found = moments_of_rows(x, stride, n);
+  else
+    found.square = sums_of_squares<T, PAIRED>(x, stride, n);
+  for (int64_t row = 0; row < WIDTH<A>; ++row) out[row] = measured(found.mean[row], found.square[row], n, code);
+}
+
+template <class T>
+NW_INLINE bool can_measure_rows(int64_t n, int64_t code) {
+  return (code & KIND) != LAYER && n % BLOCK<Acc<T>> == 0 && n * (int64_t)sizeof(T) <= FEW_CHUNKS * 16 * 32;
 }
 
 template <class A>
@@ -57,35 +80,63 @@ enum Quotient { TORCH, PRODUCT, ANY };
 template <class X, class Y>
 constexpr bool PAIRED = __is_same(X, Bf16) && __is_same(Y, Bf16);
 
-// y = round(quotient) * gain + bias; ROUND rounds to T. TORCH: multiplied out as torch's layer_norm does, which folds
-// the mean into an addend in half precision only.
+// round(quotient) * gain + bias; ROUND rounds to T. TORCH: multiplied out as torch's layer_norm does, which folds the
+// mean into an addend in half precision only. `by` is what x - mean is multiplied with, or divided by.
+template <class T, int QUOTIENT_KIND, bool ROUND, bool BIAS, class Values>
+NW_INLINE Values normalized(Values v, Acc<T> mean, Acc<T> by, bool divide, Values gain, Values bias) {
+  if constexpr (QUOTIENT_KIND == TORCH && sizeof(T) == 2)
+    v = fma(v, by, -by * mean);
+  else if constexpr (QUOTIENT_KIND == PRODUCT)
+    v = v * by;
+  else if (QUOTIENT_KIND == ANY && divide)
+    v = (v - mean) / by;
+  else
+    v = (v - mean) * by;
+  if constexpr (ROUND) v = rounded(v, T{});
+  if constexpr (BIAS && QUOTIENT_KIND == TORCH) return fma(v, gain, bias);
+  v = v * gain;
+  if constexpr (BIAS) v = v + bias;
+  return v;
+}
+
 template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
 NW_INLINE void apply(
     const T* x, Out* y, const Acc<T>* gain, const Acc<T>* bias, int64_t n, Acc<T> mean, Acc<T> by, bool divide,
     const T* ahead, bool near, bool past) {
-  using A = Acc<T>;
-  constexpr bool FOLDED = QUOTIENT_KIND == TORCH && sizeof(T) == 2;
-  const A shift = -by * mean;
-  along<A, PAIRED<T, Out>>(n, [&](auto at) NW_ALWAYS {
+  along<Acc<T>, PAIRED<T, Out>>(n, [&](auto at) NW_ALWAYS {
     fetch(ahead, at, near);
-    auto v = read(x, at);
-    if constexpr (FOLDED)
-      v = fma(v, by, shift);
-    else if constexpr (QUOTIENT_KIND == PRODUCT)
-      v = v * by;
-    else if (QUOTIENT_KIND == ANY && divide)
-      v = (v - mean) / by;
-    else
-      v = (v - mean) * by;
-    if constexpr (ROUND) v = rounded(v, T{});
-    if constexpr (BIAS && QUOTIENT_KIND == TORCH)
-      v = fma(v, read(gain, at), read(bias, at));
-    else {
-      v = v * read(gain, at);
-      if constexpr (BIAS) v = v + read(bias, at);
-    }
-    write(y, at, v, past);
+    const auto scale = read(gain, at), shift = BIAS ? read(bias, at) : scale;
+    write(y, at, normalized<T, QUOTIENT_KIND, ROUND, BIAS>(read(x, at), mean, by, divide, scale, shift), past);
   });
+}
+
+// A row of a group.
+template <class T, class Out>
+struct Line {
+  const T* x;
+  Out* y;
+  Acc<T> mean, by;
+  const T* x_ahead;  // what to ask memory for
+  const Out* y_ahead;
+};
+
+// The same of some rows of a group at once, for which gain and bias are read once. Returns whether they must be written
+// again: what was written as 0 may be a number below 2^-126.
+template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS, int ROWS>
+NW_INLINE bool apply_together(const Line<T, Out>* rows, const Acc<T>* gain, const Acc<T>* bias, int64_t n) {
+  uint32_t zeros = 0;
+  along<Acc<T>, PAIRED<T, Out>>(n, [&](auto at) NW_ALWAYS {
+    const auto scale = read(gain, at), shift = BIAS ? read(bias, at) : scale;
+    _Pragma("GCC unroll 2") for (int r = 0; r < ROWS; ++r) {
+      fetch(rows[r].x_ahead, at);
+      fetch(rows[r].y_ahead, at);
+      const auto v = read(rows[r].x, at);
+      zeros |= write_flushing(
+          rows[r].y, at,
+          normalized<T, QUOTIENT_KIND, ROUND, BIAS>(v, rows[r].mean, rows[r].by, false, scale, shift));
+    }
+  });
+  return zeros != 0;
 }
 
 template <class A>
@@ -144,6 +195,54 @@ NW_APART Factors<Acc<T>> norm_large_row(const T* x, Out* y, const RowsForward& a
 
 constexpr int64_t SHORT = 2048;  // bytes
 
+// Short rows in groups: the last additions of all their sums are made at once, and gain and bias are read once for two
+// rows where there are registers for it. The memory of the next group is asked for while this one is written. Returns
+// the first row that is left. Writing rows of more than 1 KiB takes so long that there is nothing to gain, but where
+// they are rounded in one instruction.
+template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
+NW_APART int64_t forward_groups(const RowsForward& a, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  constexpr int64_t GROUP = WIDTH<A>, TOGETHER = NW_BYTES > 32 ? 2 : 1;
+  constexpr bool QUICK = FLUSHING && PAIRED<T, Out>;
+  if (NW_BYTES == 16 || QUOTIENT_KIND == ANY || a.stream || !can_measure_rows<T>(a.size, a.code) ||
+      a.size * (int64_t)sizeof(T) > (QUICK ? SHORT : SHORT / 2))
+    return begin;
+  const A *const gain = (const A*)a.gain, *const bias = (const A*)a.bias;
+  const auto row_at = [&](int64_t row) NW_ALWAYS { return (const T*)a.x + row * a.x_stride; };
+  const auto out_at = [&](int64_t row) NW_ALWAYS { return (Out*)a.y + row * a.size; };
+  for (; begin + GROUP <= end; begin += GROUP) {
+    Measured<A> found[GROUP];
+    Line<T, Out> lines[GROUP];
+    measure_rows<T, __is_same(T, Bf16)>(row_at(begin), a.x_stride, a.size, a.code, found);
+    for (int64_t r = 0; r < GROUP; ++r) {
+      const int64_t row = begin + r, next = least(row + GROUP, end - 1);
+      const A rstd = (A)1 / root_of(found[r].statistic, (A)a.eps, a.code);
+      if (a.mean) ((A*)a.mean)[row] = found[r].mean;
+      if (a.rstd) ((A*)a.rstd)[row] = rstd;
+      lines[r] = {row_at(row), out_at(row), found[r].mean, rstd, row_at(next), out_at(next)};
+    }
+    bool exactly = false;
+    for (int64_t r = 0; r < GROUP; r += TOGETHER) {
+      Line<T, Out> some[TOGETHER];  // copies, so that they stay in registers
+      for (int64_t each = 0; each < TOGETHER; ++each) some[each] = lines[r + each];
+      if (!exactly)
+        exactly = apply_together<T, Out, QUOTIENT_KIND, ROUND, BIAS, TOGETHER>(some, gain, bias, a.size);
+      if (QUICK && exactly)  // so the rest of the group: rows that hold zeros are often neighbours
+        for (const Line<T, Out>& row : some)
+          apply<T, Out, QUOTIENT_KIND, ROUND, BIAS>(
+              row.x, row.y, gain, bias, a.size, row.mean, row.by, false, row.x_ahead, false, false);
+    }
+    for (int64_t r = 0; r < GROUP; ++r)
+      if (__builtin_expect(found[r].large, 0)) {
+        const Factors<A> factors =
+            norm_large_row(lines[r].x, lines[r].y, a, found[r].mean, found[r].statistic);
+        if (a.mean) ((A*)a.mean)[begin + r] = factors.mean;
+        if (a.rstd) ((A*)a.rstd)[begin + r] = factors.rstd;
+      }
+  }
+  return begin;
+}
+
 template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
 void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
@@ -160,6 +259,7 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   // The next short row is measured before this one is multiplied: the last additions, the root and the division take
   // as long as such a row, and the processor fills that time with the products. Two long rows would not fit its
   // first-level cache beside gain and bias.
+  begin = forward_groups<T, Out, QUOTIENT_KIND, ROUND, BIAS>(a, begin, end);
   if (begin == end) return;
   Measured<A> next = measured(begin);
   for (int64_t row = begin; row < end; ++row) {

@@ -11,33 +11,107 @@ namespace normwise::NW_ISA {
 
 NW_INLINE int64_t ceil_log2(int64_t n) { return n <= 2 ? 1 : 64 - __builtin_clzll((uint64_t)(n - 1)); }
 
-// The last additions of a row of whole blocks: torch's four vectors, then the lanes of what they give.
+// -- vectors of 32 bytes, as torch's are -----------------------------------------------------------------
+
+template <class A>
+struct Wide;
+template <>
+struct Wide<float> {
+  typedef float Type __attribute__((vector_size(32)));
+  typedef int32_t Places __attribute__((vector_size(32)));
+};
+template <>
+struct Wide<double> {
+  typedef double Type __attribute__((vector_size(32)));
+  typedef int64_t Places __attribute__((vector_size(32)));
+};
+template <class A>
+using W = typename Wide<A>::Type;
+template <class A>
+constexpr int64_t WIDTH = 32 / sizeof(A);
+
+// Turns as many vectors as each has lanes: lane r of vector i was lane i of vector r.
+template <class A>
+NW_INLINE void turn(W<A>* v) {
+  using P = typename Wide<A>::Places;
+  const auto step = [v](int apart, P first, P second) NW_ALWAYS {
+    _Pragma("GCC unroll 8") for (int i = 0; i < WIDTH<A>; ++i) {
+      if (i & apart) continue;
+      const W<A> a = v[i], b = v[i + apart];
+      v[i] = __builtin_shuffle(a, b, first), v[i + apart] = __builtin_shuffle(a, b, second);
+    }
+  };
+  if constexpr (WIDTH<A> == 8) {
+    step(1, P{0, 8, 2, 10, 4, 12, 6, 14}, P{1, 9, 3, 11, 5, 13, 7, 15});
+    step(2, P{0, 1, 8, 9, 4, 5, 12, 13}, P{2, 3, 10, 11, 6, 7, 14, 15});
+    step(4, P{0, 1, 2, 3, 8, 9, 10, 11}, P{4, 5, 6, 7, 12, 13, 14, 15});
+  } else {
+    step(1, P{0, 4, 2, 6}, P{1, 5, 3, 7});
+    step(2, P{0, 1, 4, 5}, P{2, 3, 6, 7});
+  }
+}
+
+// -- sums in levels -------------------------------------------------------------------------------------
+
+// What is left of a row of whole blocks: torch's four vectors added up. Its lanes are then added one after the other,
+// at places that lane_place tells.
 template <class A, bool PAIRED>
-NW_INLINE A sum_of_lanes(const A* stored) {
-  constexpr int64_t WIDTH = 32 / sizeof(A);
+NW_INLINE W<A> four_vectors(const A* stored) {
   typedef A Half __attribute__((vector_size(16)));  // as many lanes as lie side by side in rows read in pairs
-  constexpr int64_t SIDE = 16 / sizeof(A);
   Half halves[2];
   _Pragma("GCC unroll 2") for (int half = 0; half < 2; ++half) {
     _Pragma("GCC unroll 4") for (int64_t row = 0; row < 4; ++row) {
-      const int64_t from = PAIRED ? position(row * WIDTH + half, BLOCK<A>, true) : row * WIDTH + half * SIDE;
+      const int64_t from = PAIRED ? position(row * WIDTH<A> + half, BLOCK<A>, true) : (2 * row + half) * WIDTH<A> / 2;
       Half next;
       memcpy(&next, stored + from, sizeof next);
       halves[half] = row == 0 ? next : halves[half] + next;
     }
   }
-  A sum = 0;
-  _Pragma("GCC unroll 8") for (int64_t lane = 0; lane < WIDTH; ++lane)
-    sum += PAIRED ? halves[lane % 2][lane / 2] : halves[lane / SIDE][lane % SIDE];
-  return sum;
+  W<A> lanes;
+  memcpy(&lanes, halves, sizeof lanes);
+  return lanes;
+}
+template <class A, bool PAIRED>
+constexpr int64_t lane_place(int64_t lane) {
+  return PAIRED ? lane % 2 * WIDTH<A> / 2 + lane / 2 : lane;
+}
+
+// The sums of two rows.
+template <class A>
+struct Two {
+  Lot<A> row[2];
+};
+template <class A>
+NW_INLINE Two<A> operator+(Two<A> a, Two<A> b) {
+  return {a.row[0] + b.row[0], a.row[1] + b.row[1]};
+}
+
+// The sum over the first `blocks` blocks of a row, where add(sum, place) is the sum with the terms at that place.
+template <class A, bool PAIRED, class S, class Add>
+NW_INLINE S sum_of_blocks(int64_t blocks, Add add) {
+  constexpr int LEVELS = 4;
+  const int64_t power = most(4, ceil_log2(blocks) / LEVELS), step = (int64_t)1 << power, mask = step - 1;
+  const int64_t whole = blocks & ~mask;
+  S rest{}, first{}, second{}, third{};  // variables, not an array, which would be cleared in memory
+  int64_t block = 0;
+  while (block < whole) {
+    S low{};
+    for (const int64_t end = block + step; block < end; ++block) low = add(low, Block<PAIRED>{block * BLOCK<A>});
+    first = first + low;
+    if (block & (mask << power)) continue;
+    second = second + first, first = S{};
+    if (block & (mask << 2 * power)) continue;
+    third = third + second, second = S{};
+  }
+  for (; block < blocks; ++block) rest = add(rest, Block<PAIRED>{block * BLOCK<A>});
+  if (whole > 0) rest = ((rest + first) + second) + third;  // without whole steps these are +0, and no sum is -0
+  return rest;
 }
 
 // The sum over a row of n, where add(sum, place) is the sum with the term at that place.
 template <class A, bool PAIRED, class Add>
 NW_INLINE A cascade(int64_t n, Add add) {
-  constexpr int LEVELS = 4;
-  constexpr int64_t WIDTH = 32 / sizeof(A);  // of torch's vector
-  if (n < WIDTH) {                           // torch adds such rows one by one, in four sums
+  if (n < WIDTH<A>) {  // torch adds such rows one by one, in four sums
     A part[4] = {0, 0, 0, 0};
     int64_t i = 0;
     if (n >= 4)
@@ -46,34 +120,23 @@ NW_INLINE A cascade(int64_t n, Add add) {
     return ((part[0] + part[1]) + part[2]) + part[3];
   }
   const int64_t blocks = n / BLOCK<A>;
-  const int64_t power = most(4, ceil_log2(blocks) / LEVELS), step = (int64_t)1 << power, mask = step - 1;
-  const int64_t whole = blocks & ~mask;
-  Lot<A> rest{}, first{}, second{}, third{};  // variables, not an array, which would be cleared in memory
-  int64_t block = 0;
-  while (block < whole) {
-    Lot<A> low{};
-    for (const int64_t end = block + step; block < end; ++block) low = add(low, Block<PAIRED>{block * BLOCK<A>});
-    first = first + low;
-    if (block & (mask << power)) continue;
-    second = second + first, first = Lot<A>{};
-    if (block & (mask << 2 * power)) continue;
-    third = third + second, second = Lot<A>{};
-  }
-  for (; block < blocks; ++block) rest = add(rest, Block<PAIRED>{block * BLOCK<A>});
-  if (whole > 0) rest = ((rest + first) + second) + third;  // without whole steps these are +0, and no sum is -0
-  A stored[BLOCK<A>];
+  const Lot<A> rest = sum_of_blocks<A, PAIRED, Lot<A>>(blocks, add);
+  A stored[BLOCK<A>], sum = 0;
   memcpy(stored, rest.v, sizeof stored);
-  if (n % BLOCK<A> == 0) return sum_of_lanes<A, PAIRED>(stored);
+  if (n % BLOCK<A> == 0) {
+    const W<A> lanes = four_vectors<A, PAIRED>(stored);
+    _Pragma("GCC unroll 8") for (int64_t lane = 0; lane < WIDTH<A>; ++lane) sum += lanes[lane_place<A, PAIRED>(lane)];
+    return sum;
+  }
   A part[BLOCK<A>];
   _Pragma("GCC unroll 32") for (int64_t i = 0; i < BLOCK<A>; ++i) part[i] = stored[position(i, BLOCK<A>, PAIRED)];
   int64_t i = blocks * BLOCK<A>;
-  for (; i + WIDTH <= n; i += WIDTH)
-    for (int64_t lane = 0; lane < WIDTH; ++lane) part[lane] = add(part[lane], One{i + lane});
+  for (; i + WIDTH<A> <= n; i += WIDTH<A>)
+    for (int64_t lane = 0; lane < WIDTH<A>; ++lane) part[lane] = add(part[lane], One{i + lane});
   for (int64_t row = 1; row < 4; ++row)
-    for (int64_t lane = 0; lane < WIDTH; ++lane) part[lane] += part[row * WIDTH + lane];
-  A sum = 0;
+    for (int64_t lane = 0; lane < WIDTH<A>; ++lane) part[lane] += part[row * WIDTH<A> + lane];
   for (; i < n; ++i) sum = add(sum, One{i});
-  for (int64_t lane = 0; lane < WIDTH; ++lane) sum += part[lane];
+  for (int64_t lane = 0; lane < WIDTH<A>; ++lane) sum += part[lane];
   return sum;
 }
 
@@ -83,34 +146,47 @@ NW_INLINE A cascade_sum(int64_t n, Term term) {
   return cascade<A, PAIRED>(n, [&](auto sum, auto at) NW_ALWAYS { return sum + term(at); });
 }
 
-// The sum of squares of a row. The square of a half-precision number is exact in float32, so that multiplying and
-// adding in one instruction gives the same bits there.
+// A sum of squares with the one at a place. The square of a half-precision number is exact in float32, so that
+// multiplying and adding in one instruction gives the same bits there.
+template <class S, class T, class Place>
+NW_INLINE S add_square(S sum, const T* x, Place at) {
+  const auto v = read(x, at);
+  if constexpr (sizeof(T) == 2)
+    return fma(v, v, sum);
+  else
+    return sum + v * v;
+}
+
 template <class T, bool PAIRED>
 NW_INLINE Acc<T> sum_of_squares(const T* x, int64_t n) {
-  return cascade<Acc<T>, PAIRED>(n, [&](auto sum, auto at) NW_ALWAYS {
-    const auto v = read(x, at);
-    if constexpr (sizeof(T) == 2)
-      return fma(v, v, sum);
-    else
-      return sum + v * v;
-  });
+  return cascade<Acc<T>, PAIRED>(n, [&](auto sum, auto at) NW_ALWAYS { return add_square(sum, x, at); });
+}
+
+// The same of as many rows as there are lanes, each in a lane of its own, whose last additions are thus made together.
+// Of rows of whole blocks.
+template <class T, bool PAIRED>
+NW_INLINE W<Acc<T>> sums_of_squares(const T* x, int64_t stride, int64_t n) {
+  using A = Acc<T>;
+  W<A> rows[WIDTH<A>];
+  for (int64_t row = 0; row < WIDTH<A>; row += 2) {  // two at once: one alone waits for its own additions
+    const T *const one = x + row * stride, *const other = one + stride;
+    const Two<A> rest = sum_of_blocks<A, PAIRED, Two<A>>(n / BLOCK<A>, [&](Two<A> sum, auto at) NW_ALWAYS {
+      return Two<A>{add_square(sum.row[0], one, at), add_square(sum.row[1], other, at)};
+    });
+    _Pragma("GCC unroll 2") for (int each = 0; each < 2; ++each) {
+      A stored[BLOCK<A>];
+      memcpy(stored, rest.row[each].v, sizeof stored);
+      rows[row + each] = four_vectors<A, PAIRED>(stored);
+    }
+  }
+  turn<A>(rows);
+  W<A> sum{};
+  _Pragma("GCC unroll 8") for (int64_t lane = 0; lane < WIDTH<A>; ++lane)
+    sum = sum + rows[lane_place<A, PAIRED>(lane)];
+  return sum;
 }
 
 // -- mean and variance as torch's layer_norm finds them: Welford's recurrence, in chunks, merged pairwise -------
-
-template <class A>
-struct Wide;  // a vector of 32 bytes
-template <>
-struct Wide<float> {
-  typedef float Type __attribute__((vector_size(32)));
-  typedef int32_t Places __attribute__((vector_size(32)));
-};
-template <>
-struct Wide<double> {
-  typedef double Type __attribute__((vector_size(32)));
-};
-template <class A>
-using W = typename Wide<A>::Type;
 
 template <class A>
 NW_INLINE W<A> wide_fma(W<A> a, W<A> b, W<A> c) {
@@ -179,10 +255,10 @@ struct Ahead {
   bool near = false;  // into the first-level cache, else into the second
 };
 
-// Welford's recurrence over `steps` vectors, for QUEUES independent sets at once to hide its latency.
+// Welford's recurrence over `steps` vectors, for QUEUES independent sets at once to hide its latency: chunks of a row
+// or rows, `apart` elements from one to the next.
 template <class A, class T, int QUEUES, int SPAN>
-NW_INLINE void welford(const T* x, int64_t steps, Moments<W<A>>* sets, Ahead<T> ahead) {
-  constexpr int64_t WIDTH = 32 / sizeof(A);
+NW_INLINE void welford(const T* x, int64_t apart, int64_t steps, Moments<W<A>>* sets, Ahead<T> ahead) {
   static constexpr A SHARES[16] = {A(1),      A(1) / 2,  A(1) / 3,  A(1) / 4,  A(1) / 5,  A(1) / 6,  A(1) / 7,  A(1) / 8,
                                    A(1) / 9,  A(1) / 10, A(1) / 11, A(1) / 12, A(1) / 13, A(1) / 14, A(1) / 15, A(1) / 16};
   W<A> means[QUEUES * SPAN] = {}, squares[QUEUES * SPAN] = {};
@@ -191,16 +267,16 @@ NW_INLINE void welford(const T* x, int64_t steps, Moments<W<A>>* sets, Ahead<T> 
     W<A> v[QUEUES * SPAN];
     if (ahead.row && step % 2 == 0)  // a line of memory is two steps
       _Pragma("GCC unroll 8") for (int q = 0; q < QUEUES; ++q) {
-        const T* next = ahead.row + (q * 16 + step) * SPAN * WIDTH;
+        const T* next = ahead.row + q * apart + step * SPAN * WIDTH<A>;
         ahead.near ? __builtin_prefetch(next, 0, 3) : __builtin_prefetch(next, 0, 2);
       }
     _Pragma("GCC unroll 8") for (int q = 0; q < QUEUES; ++q) {
-      const T* from = x + (q * 16 + step) * SPAN * WIDTH;
+      const T* from = x + q * apart + step * SPAN * WIDTH<A>;
       if constexpr (__is_same(T, Bf16)) {
         read_pairs(from, v[q * SPAN], v[q * SPAN + 1]);
       } else {
         _Pragma("GCC unroll 2") for (int half = 0; half < SPAN; ++half)
-          v[q * SPAN + half] = wide_load<A>(from + half * WIDTH);
+          v[q * SPAN + half] = wide_load<A>(from + half * WIDTH<A>);
       }
     }
     _Pragma("GCC unroll 8") for (int q = 0; q < QUEUES * SPAN; ++q) {
@@ -234,13 +310,33 @@ NW_INLINE Moments<W<A>> merged(const Moments<W<A>>* sets) {
   return all;
 }
 
+// The lanes one after the other, each of `added` numbers: lane(i) is a number, or the same lane of several rows.
+template <class A, class N, class Lane>
+NW_INLINE Moments<N> lanes_merged(int64_t added, Lane lane) {
+  const auto fused = [](N a, N b, N c) NW_ALWAYS {
+    if constexpr (__is_same(N, A))
+      return fma(a, b, c);
+    else
+      return wide_fma<A>(a, b, c);
+  };
+  Moments<N> all = lane(0);
+  _Pragma("GCC unroll 8") for (int64_t i = 1; i < WIDTH<A>; ++i) {
+    const Moments<N> next = lane(i);
+    const N share = (A)1 / (A)(i + 1) - N{}, delta = next.mean - all.mean;
+    all.mean = fused(share, delta, all.mean);
+    all.square = all.square + fused(delta * delta * share, (A)i * (A)added - N{}, next.square);
+  }
+  return all;
+}
+
 template <class T>
 NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n, Ahead<T> ahead) {
   using A = Acc<T>;
-  constexpr int64_t WIDTH = 32 / sizeof(A), CHUNK = 16;
+  constexpr int64_t CHUNK = 16;
   constexpr int SPAN = sizeof(A) / sizeof(T);  // vectors of A in one vector of T
+  constexpr int64_t EACH = CHUNK * WIDTH<A> * SPAN;
   constexpr int64_t EXACT = 1 << 24;  // below, a count is a float32
-  const int64_t vectors = n / (WIDTH * SPAN), chunks = (vectors + CHUNK - 1) / CHUNK;
+  const int64_t vectors = n / (WIDTH<A> * SPAN), chunks = (vectors + CHUNK - 1) / CHUNK;
   const int64_t last = most(ceil_log2(chunks), 1) - 1;  // level
   int64_t counts[64];
   Moments<W<A>> levels[64];
@@ -265,8 +361,8 @@ NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n, Ahead<T> ahead) {
     constexpr int QUEUES = decltype(times)::VALUE, LEVEL = __builtin_ctz(QUEUES);
     for (; (chunk + QUEUES) * CHUNK <= vectors; chunk += QUEUES) {
       Moments<W<A>> sets[QUEUES * SPAN];
-      const int64_t from = chunk * CHUNK * WIDTH * SPAN;
-      welford<A, T, QUEUES, SPAN>(x + from, CHUNK, sets, ahead.row ? Ahead<T>{ahead.row + from, ahead.near} : ahead);
+      const int64_t from = chunk * EACH;
+      welford<A, T, QUEUES, SPAN>(x + from, EACH, CHUNK, sets, ahead.row ? Ahead<T>{ahead.row + from, ahead.near} : ahead);
       const int64_t level = least(last, LEVEL);
       put(level, QUEUES * CHUNK * SPAN, merged<A, SPAN, QUEUES>(sets));
       raise(level, (chunk + QUEUES) >> level);
@@ -278,7 +374,7 @@ NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n, Ahead<T> ahead) {
   while (chunk < chunks) {
     Moments<W<A>> sets[SPAN];
     const int64_t steps = least(CHUNK, vectors - chunk * CHUNK);
-    welford<A, T, 1, SPAN>(x + chunk * CHUNK * WIDTH * SPAN, steps, sets, {});
+    welford<A, T, 1, SPAN>(x + chunk * EACH, 0, steps, sets, {});
     for (int half = 0; half < SPAN; ++half) put(0, steps, sets[half]);
     raise(0, ++chunk);
   }
@@ -287,7 +383,7 @@ NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n, Ahead<T> ahead) {
   const Moments<W<A>> found = held ? levels[0] : Moments<W<A>>{};
   int64_t count = 0;
   A mean = 0, square = 0;
-  for (int64_t i = vectors * WIDTH * SPAN; i < n; ++i) {
+  for (int64_t i = vectors * WIDTH<A> * SPAN; i < n; ++i) {
     const A v = load1(x + i), delta = v - mean;
     ++count;
     mean += delta / (A)count;
@@ -295,16 +391,10 @@ NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n, Ahead<T> ahead) {
     square = sizeof(T) == 2 ? fma(delta, v - mean, square) : square + delta * (v - mean);
   }
   const int64_t added = vectors * SPAN;
-  if (count == 0 && added * WIDTH < EXACT) {  // the same with the quotients known
-    mean = found.mean[0], square = found.square[0];
-    _Pragma("GCC unroll 8") for (int64_t lane = 1; lane < WIDTH; ++lane) {
-      const A share = (A)1 / (A)(lane + 1), delta = found.mean[lane] - mean;
-      mean = fma(share, delta, mean);
-      square += fma(delta * delta * share, (A)lane * (A)added, found.square[lane]);
-    }
-    return {mean, square};
-  }
-  for (int64_t lane = 0; lane < WIDTH; ++lane) {
+  if (count == 0 && added * WIDTH<A> < EXACT)  // the same with the quotients known
+    return lanes_merged<A, A>(
+        added, [&](int64_t lane) NW_ALWAYS { return Moments<A>{found.mean[lane], found.square[lane]}; });
+  for (int64_t lane = 0; lane < WIDTH<A>; ++lane) {
     const int64_t sum = count + added;
     const A share = sum == 0 ? (A)0 : (A)added / (A)sum, delta = found.mean[lane] - mean;
     mean = fma(share, delta, mean);
@@ -312,6 +402,43 @@ NW_INLINE Moments<Acc<T>> torch_moments(const T* x, int64_t n, Ahead<T> ahead) {
     count = sum;
   }
   return {mean, square};
+}
+
+constexpr int64_t FEW_CHUNKS = 4;
+
+// The same of as many rows as there are lanes, each in a lane of its own; of whole vectors, at most FEW_CHUNKS chunks.
+template <class T>
+NW_INLINE Moments<W<Acc<T>>> moments_of_rows(const T* x, int64_t stride, int64_t n) {
+  using A = Acc<T>;
+  using Set = Moments<W<A>>;
+  constexpr int SPAN = sizeof(A) / sizeof(T), TOGETHER = 4;  // so many rows under way hide the latency
+  constexpr int64_t CHUNK = 16, STEP = WIDTH<A> * SPAN;
+  const int64_t vectors = n / STEP, chunks = (vectors + CHUNK - 1) / CHUNK;
+  const auto add = [](Set* into, int64_t& n, const Set* sets, int apart, int64_t count) NW_ALWAYS {
+    _Pragma("GCC unroll 4") for (int row = 0; row < TOGETHER; ++row)
+      if (n == 0)
+        into[row] = sets[row * apart];
+      else
+        merge<A>(count, sets[row * apart], n, into[row]);
+    n += count;
+  };
+  W<A> means[WIDTH<A>], squares[WIDTH<A>];
+  for (int64_t row = 0; row < WIDTH<A>; row += TOGETHER) {
+    Set low[TOGETHER], high[TOGETHER];  // torch's two lowest levels
+    int64_t in_low = 0, in_high = 0;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      Set sets[TOGETHER * SPAN];
+      const int64_t steps = least(CHUNK, vectors - chunk * CHUNK);
+      welford<A, T, TOGETHER, SPAN>(x + row * stride + chunk * CHUNK * STEP, stride, steps, sets, {});
+      for (int half = 0; half < SPAN; ++half) add(low, in_low, sets + half, SPAN, steps);
+      if (chunks > 2 && chunk % 2 == 1) add(high, in_high, low, 1, in_low), in_low = 0;
+    }
+    if (in_high > 0) add(low, in_low, high, 1, in_high);
+    for (int64_t r = 0; r < TOGETHER; ++r) means[row + r] = low[r].mean, squares[row + r] = low[r].square;
+  }
+  turn<A>(means), turn<A>(squares);
+  return lanes_merged<A, W<A>>(
+      vectors * SPAN, [&](int64_t lane) NW_ALWAYS { return Set{means[lane], squares[lane]}; });
 }
 
 }  // namespace normwise::NW_ISA
