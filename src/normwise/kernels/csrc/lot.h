@@ -123,6 +123,15 @@ NW_INLINE void fetch(const T*, Part, bool = false) {}
 template <class T>
 NW_INLINE void fetch(const T*, One, bool = false) {}
 
+// Asks for the first line of each page that begins in a row to come. What is asked for into the second-level cache is
+// dropped where the processor does not know the page (seen on an EPYC 9004); into the first-level cache it is looked up.
+template <class T>
+NW_INLINE void look_up(const T* row, int64_t n) {
+  constexpr int64_t PAGE = 4096;
+  for (int64_t byte = -(uintptr_t)row % PAGE; byte < n * (int64_t)sizeof(T); byte += PAGE)
+    __builtin_prefetch((const char*)row + byte, 0, 3);
+}
+
 // `past`: past the cache, see store_past; p is then a multiple of 64 bytes.
 template <bool PAIRED, class T>
 NW_INLINE void write(T* p, Block<PAIRED> at, Lot<Acc<T>> lot, bool past = false) {

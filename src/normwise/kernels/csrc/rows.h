@@ -102,9 +102,10 @@ NW_INLINE Values normalized(Values v, Acc<T> mean, Acc<T> by, bool divide, Value
 template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
 NW_INLINE void apply(
     const T* x, Out* y, const Acc<T>* gain, const Acc<T>* bias, int64_t n, Acc<T> mean, Acc<T> by, bool divide,
-    const T* ahead, bool near, bool past) {
+    const T* x_ahead, const Out* y_ahead, bool near, bool past) {
   along<Acc<T>, PAIRED<T, Out>>(n, [&](auto at) NW_ALWAYS {
-    fetch(ahead, at, near);
+    fetch(x_ahead, at, near);
+    if (y_ahead) fetch(y_ahead, at);
     const auto scale = read(gain, at), shift = BIAS ? read(bias, at) : scale;
     write(y, at, normalized<T, QUOTIENT_KIND, ROUND, BIAS>(read(x, at), mean, by, divide, scale, shift), past);
   });
@@ -195,17 +196,24 @@ NW_APART Factors<Acc<T>> norm_large_row(const T* x, Out* y, const RowsForward& a
 
 constexpr int64_t SHORT = 2048;  // bytes
 
+// Up to how many bytes a row is normalized in a group. Longer rows take so long to write that there is nothing to gain;
+// it is more where they are rounded in one instruction, and less where a sum of squares waits for memory alone.
+template <class T, class Out, int QUOTIENT_KIND>
+constexpr int64_t GROUPED = FLUSHING && PAIRED<T, Out>                   ? SHORT
+                            : QUOTIENT_KIND == PRODUCT && sizeof(T) > 2 ? SHORT / 8
+                                                                        : SHORT / 2;
+
 // Short rows in groups: the last additions of all their sums are made at once, and gain and bias are read once for two
 // rows where there are registers for it. The memory of the next group is asked for while this one is written. Returns
-// the first row that is left. Writing rows of more than 1 KiB takes so long that there is nothing to gain, but where
-// they are rounded in one instruction.
+// the first row that is left.
 template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
 NW_APART int64_t forward_groups(const RowsForward& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
   constexpr int64_t GROUP = WIDTH<A>, TOGETHER = NW_BYTES > 32 ? 2 : 1;
   constexpr bool QUICK = FLUSHING && PAIRED<T, Out>;
-  if (NW_BYTES == 16 || QUOTIENT_KIND == ANY || a.stream || !can_measure_rows<T>(a.size, a.code) ||
-      a.size * (int64_t)sizeof(T) > (QUICK ? SHORT : SHORT / 2))
+  const int64_t bytes = a.size * sizeof(T);
+  if (NW_BYTES == 16 || QUOTIENT_KIND == ANY || a.stream || bytes > GROUPED<T, Out, QUOTIENT_KIND> ||
+      !can_measure_rows<T>(a.size, a.code))
     return begin;
   const A *const gain = (const A*)a.gain, *const bias = (const A*)a.bias;
   const auto row_at = [&](int64_t row) NW_ALWAYS { return (const T*)a.x + row * a.x_stride; };
@@ -216,6 +224,10 @@ NW_APART int64_t forward_groups(const RowsForward& a, int64_t begin, int64_t end
     measure_rows<T, __is_same(T, Bf16)>(row_at(begin), a.x_stride, a.size, a.code, found);
     for (int64_t r = 0; r < GROUP; ++r) {
       const int64_t row = begin + r, next = least(row + GROUP, end - 1);
+      if (bytes > SHORT / 8) {
+        const int64_t later = least(row + 2 * GROUP, end - 1);
+        look_up(row_at(later), a.size), look_up(out_at(later), a.size);
+      }
       const A rstd = (A)1 / root_of(found[r].statistic, (A)a.eps, a.code);
       if (a.mean) ((A*)a.mean)[row] = found[r].mean;
       if (a.rstd) ((A*)a.rstd)[row] = rstd;
@@ -230,7 +242,7 @@ NW_APART int64_t forward_groups(const RowsForward& a, int64_t begin, int64_t end
       if (QUICK && exactly)  // so the rest of the group: rows that hold zeros are often neighbours
         for (const Line<T, Out>& row : some)
           apply<T, Out, QUOTIENT_KIND, ROUND, BIAS>(
-              row.x, row.y, gain, bias, a.size, row.mean, row.by, false, row.x_ahead, false, false);
+              row.x, row.y, gain, bias, a.size, row.mean, row.by, false, row.x_ahead, nullptr, false, false);
     }
     for (int64_t r = 0; r < GROUP; ++r)
       if (__builtin_expect(found[r].large, 0)) {
@@ -247,11 +259,15 @@ template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
 void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
   const auto row_at = [&](int64_t row) NW_ALWAYS { return (const T*)a.x + row * a.x_stride; };
-  const bool lead = a.size * (int64_t)sizeof(T) <= SHORT;
+  const auto out_at = [&](int64_t row) NW_ALWAYS { return (Out*)a.y + row * a.size; };
+  const int64_t bytes = a.size * sizeof(T);
+  const bool lead = bytes <= SHORT;
   // Torch's recurrence reads a row in several places at once, which no prefetcher sees through: it asks for the next
   // row itself, or, of bfloat16, has short rows brought near beforehand. All rows come from memory two rows before.
   const bool near = QUOTIENT_KIND == TORCH && __is_same(T, Bf16) && lead;
   const int64_t distance = 1 + lead + (QUOTIENT_KIND == TORCH);
+  // What is written is asked for, too, unless the sum of squares of a row leaves memory no time for it.
+  const bool asks = !a.stream && (QUOTIENT_KIND != PRODUCT || bytes > 4096), looks = bytes > SHORT / 2;
   const auto measured = [&](int64_t row) NW_ALWAYS {
     return measure<T, __is_same(T, Bf16)>(
         row_at(row), a.size, a.code, {near ? nullptr : row_at(least(row + 1, end - 1)), lead});
@@ -268,14 +284,16 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
     const bool divide = QUOTIENT_KIND == ANY && (a.code & DIVIDE);
     if (lead && row + 1 < end) next = measured(row + 1);
     const T* x = row_at(row);
-    Out* y = (Out*)a.y + row * a.size;
+    Out* y = out_at(row);
+    if (looks) look_up(row_at(least(row + distance + 1, end - 1)), a.size);
+    if (looks && !a.stream) look_up(out_at(least(row + 2, end - 1)), a.size);
     Factors<A> factors{found.mean, rstd};
     if (__builtin_expect(found.large, 0))
       factors = norm_large_row(x, y, a, found.mean, found.statistic);
     else
       apply<T, Out, QUOTIENT_KIND, ROUND, BIAS>(
           x, y, (const A*)a.gain, (const A*)a.bias, a.size, found.mean, divide ? divisor : rstd, divide,
-          row_at(least(row + distance, end - 1)), near, a.stream);
+          row_at(least(row + distance, end - 1)), asks ? out_at(least(row + 1, end - 1)) : nullptr, near, a.stream);
     if (a.mean) ((A*)a.mean)[row] = factors.mean;
     if (a.rstd) ((A*)a.rstd)[row] = factors.rstd;
   }
@@ -333,54 +351,73 @@ struct Back {
   const D* dy;
   const X *x, *dsum;
   X* dx;
-  Acc<X> mean, rstd, along_hat, level;
+  Acc<X> mean, rstd, share, along_hat, level;
+  const D* dy_ahead;  // what to ask memory for,
+  const X *x_ahead, *dx_ahead;
 };
 
-// dx = rstd * (g - xhat * mean(g * xhat) - mean(g)), g = dy * gain; the last mean only of centred norms. The factor
-// rstd goes into the mean of g * xhat once a row, so that g, the largest term, is rounded seldom; from the other mean
-// it is kept apart, so that equal g cancel exactly however large rstd is.
-template <class X, class D, bool CENTER>
-NW_INLINE void sum_back(Back<X, D>& row, const Acc<X>* gain, int64_t n, Acc<X> share) {
-  using A = Acc<X>;
-  Sum<A> dots, sums;
-  along<A, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
-    const auto g = read(row.dy, at) * read(gain, at);
-    auto hat = read(row.x, at);
-    if constexpr (CENTER) hat = hat - row.mean;
-    dots.of(at) = fma(g, hat * row.rstd, dots.of(at));
-    if constexpr (CENTER) sums.of(at) = sums.of(at) + g;
-  });
-  row.along_hat = -dots.total() * share * row.rstd, row.level = CENTER ? sums.total() / (A)n : (A)0;
-}
+// When the memory of rows to come is asked for: as evenly as was found to pay.
+enum Ask {
+  NEVER,   // of rows so short that the processor foresees them
+  LATE,    // all of it while dx is written
+  SPREAD,  // dy before
+  EARLY    // dy and x before
+};
 
-// Gradients of some rows together: gains and their sums are then read and written once for all of them.
-template <class X, class D, bool CENTER, int WEIGHTS, int ROWS>
-NW_INLINE void apply_back(
-    const Back<X, D>* rows, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n, const D* const* next_dy,
-    const X* const* next_x, bool past) {
-  along<Acc<X>, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
+// dx = rstd * (g - xhat * mean(g * xhat) - mean(g)), g = dy * gain; the last mean only of centred norms. First its two
+// means and the gradients of gain and bias, of some rows together: gains and their sums are then read and written once
+// for all of them.
+template <class X, class D, bool CENTER, int WEIGHTS, int ROWS, Ask ASK>
+NW_INLINE void sum_back(Back<X, D>* rows, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n) {
+  using A = Acc<X>;
+  Sum<A> dots[ROWS], sums[ROWS];
+  along<A, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
     const auto scale = read(gain, at);
     auto to_gain = scale, to_bias = scale;
     if constexpr (WEIGHTS > 0) to_gain = read(dgain, at);
     if constexpr (WEIGHTS > 1) to_bias = read(dbias, at);
     _Pragma("GCC unroll 2") for (int r = 0; r < ROWS; ++r) {
-      const Back<X, D>& row = rows[r];
-      fetch(next_dy[r], at);
-      fetch(next_x[r], at);
-      const auto d = read(row.dy, at);
-      auto hat = read(row.x, at);
-      if constexpr (CENTER) hat = hat - row.mean;
-      hat = hat * row.rstd;
-      auto g = d * scale;
-      if constexpr (CENTER) g = g - row.level;
-      g = fma(g, row.rstd, hat * row.along_hat);
-      if (row.dsum) g = g + read(row.dsum, at);
-      write(row.dx, at, g, past);
+      if constexpr (ASK > LATE) fetch(rows[r].dy_ahead, at);
+      if constexpr (ASK == EARLY) fetch(rows[r].x_ahead, at);
+      const auto d = read(rows[r].dy, at), g = d * scale;
+      auto hat = read(rows[r].x, at);
+      if constexpr (CENTER) hat = hat - rows[r].mean;
+      hat = hat * rows[r].rstd;
+      dots[r].of(at) = fma(g, hat, dots[r].of(at));
+      if constexpr (CENTER) sums[r].of(at) = sums[r].of(at) + g;
       if constexpr (WEIGHTS > 0) to_gain = fma(d, hat, to_gain);
       if constexpr (WEIGHTS > 1) to_bias = to_bias + d;
     }
     if constexpr (WEIGHTS > 0) write(dgain, at, to_gain);
     if constexpr (WEIGHTS > 1) write(dbias, at, to_bias);
+  });
+  for (int r = 0; r < ROWS; ++r) {
+    rows[r].along_hat = -dots[r].total() * rows[r].share * rows[r].rstd;
+    rows[r].level = CENTER ? sums[r].total() / (A)n : (A)0;
+  }
+}
+
+// Then dx itself. The factor rstd goes into the mean of g * xhat once a row. From the other mean it is kept apart, so
+// that equal g cancel exactly however large rstd is. In float32 it is multiplied into both terms, so that g, the
+// largest, is rounded seldom; what becomes half precision has digits to spare, and saves a product.
+template <class X, class D, bool CENTER, int ROWS, Ask ASK>
+NW_INLINE void apply_back(const Back<X, D>* rows, const Acc<X>* gain, int64_t n, bool past) {
+  along<Acc<X>, PAIRED<X, D>>(n, [&](auto at) NW_ALWAYS {
+    const auto scale = read(gain, at);
+    _Pragma("GCC unroll 2") for (int r = 0; r < ROWS; ++r) {
+      const Back<X, D>& row = rows[r];
+      if constexpr (ASK == LATE) fetch(row.dy_ahead, at);
+      if constexpr (ASK == LATE || ASK == SPREAD) fetch(row.x_ahead, at);
+      if (ASK != NEVER && !past) fetch(row.dx_ahead, at);
+      auto g = read(row.dy, at) * scale, hat = read(row.x, at);
+      if constexpr (CENTER) g = g - row.level, hat = hat - row.mean;
+      if constexpr (sizeof(X) == 2)
+        g = fma(hat, row.along_hat, g) * row.rstd;
+      else
+        g = fma(g, row.rstd, hat * row.rstd * row.along_hat);
+      if (row.dsum) g = g + read(row.dsum, at);
+      write(row.dx, at, g, past);
+    }
   });
 }
 
@@ -391,7 +428,7 @@ constexpr A FARTHEST = sizeof(A) == 4 ? (A)0x1p-107f : (A)0x1p-1003;
 // The same for a centred row with such a root, by halves of x and mean; element by element, for it is rare.
 template <class X, class D>
 NW_APART void backward_far_row(
-    const Back<X, D>& row, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n, Acc<X> share, int weights) {
+    const Back<X, D>& row, const Acc<X>* gain, Acc<X>* dgain, Acc<X>* dbias, int64_t n, int weights) {
   using A = Acc<X>;
   const auto hat = [&](int64_t i) NW_ALWAYS { return (load1(row.x + i) / 2 - row.mean / 2) * (2 * row.rstd); };
   A dots = 0, sums = 0;
@@ -399,7 +436,7 @@ NW_APART void backward_far_row(
     const A g = load1(row.dy + i) * gain[position(i, n, PAIRED<X, D>)];
     dots += g * hat(i), sums += g;
   }
-  const A along_hat = dots * share, level = sums / (A)n;
+  const A along_hat = dots * row.share, level = sums / (A)n;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t at = position(i, n, PAIRED<X, D>);
     const A d = load1(row.dy + i), g = (d * gain[at] - hat(i) * along_hat - level) * row.rstd;
@@ -426,7 +463,8 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
   const auto dy_at = [&](int64_t row) NW_ALWAYS { return (const D*)a.dy + row * a.dy_stride; };
   const auto x_at = [&](int64_t row) NW_ALWAYS { return (const X*)a.x + row * a.x_stride; };
   // Two rows in one page of memory would be one stream to what reads memory ahead, and an odd one.
-  const bool together = n * (int64_t)sizeof(X) > 4096;
+  const int64_t bytes = n * sizeof(X);
+  const bool together = bytes > 4096, brief = bytes <= SHORT, tiny = bytes <= SHORT / 4;
   const auto is_far = [&](int64_t row) NW_ALWAYS {
     return CENTER && __builtin_expect(((const A*)a.rstd)[row] < FARTHEST<A>, 0);
   };
@@ -440,32 +478,37 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
     const bool levels = WEIGHTS > 0 && last - first > LEVEL;
     if (levels && !scratch) scratch = new A[WEIGHTS * n]();
     A *const dgain = levels ? scratch : gains, *const dbias = levels ? scratch + n : biases;
-    const auto backward = [&](int64_t from, auto times) NW_ALWAYS {
+    const auto backward = [&](int64_t from, auto times, auto asks) NW_ALWAYS {
       constexpr int ROWS = decltype(times)::VALUE;
+      constexpr Ask ASK = (Ask)decltype(asks)::VALUE;
+      constexpr int64_t AHEAD = ASK == LATE ? 4 : ROWS;
       Back<X, D> rows[ROWS];
-      const D* next_dy[ROWS];
-      const X* next_x[ROWS];
-      A shares[ROWS];
       for (int r = 0; r < ROWS; ++r) {
-        const int64_t row = from + r, next = least(row + ROWS, a.rows - 1);
+        const int64_t row = from + r;
         const A rstd = ((const A*)a.rstd)[row], mean = CENTER ? ((const A*)a.mean)[row] : (A)0;
-        rows[r] = {dy_at(row), x_at(row), a.dsum ? (const X*)a.dsum + row * a.dsum_stride : nullptr,
-                   (X*)a.dx + row * n, mean, rstd, 0, 0};
-        next_dy[r] = dy_at(next), next_x[r] = x_at(next);
-        shares[r] = root_share(rstd, (A)a.eps, a.code);
-        if ((a.code & KIND) != L2) shares[r] /= (A)n;
+        const A share = root_share(rstd, (A)a.eps, a.code);
+        X* const dx = (X*)a.dx;
+        rows[r] = {dy_at(row), x_at(row), a.dsum ? (const X*)a.dsum + row * a.dsum_stride : nullptr, dx + row * n,
+                   mean, rstd, (a.code & KIND) == L2 ? share : share / (A)n, 0, 0, nullptr, nullptr, nullptr};
+        if constexpr (ASK != NEVER) {
+          const int64_t next = least(row + AHEAD, a.rows - 1), later = least(row + 2 * AHEAD, a.rows - 1);
+          rows[r].dy_ahead = dy_at(next), rows[r].x_ahead = x_at(next), rows[r].dx_ahead = dx + next * n;
+          look_up(dy_at(later), n), look_up(x_at(later), n);
+          if (!a.stream) look_up(dx + later * n, n);
+        }
       }
-      if (ROWS == 1 && is_far(from))
-        return backward_far_row(rows[0], gain, dgain, dbias, n, shares[0], WEIGHTS);
-      for (int r = 0; r < ROWS; ++r) sum_back<X, D, CENTER>(rows[r], gain, n, shares[r]);
-      apply_back<X, D, CENTER, WEIGHTS, ROWS>(rows, gain, dgain, dbias, n, next_dy, next_x, a.stream);
+      if (ROWS == 1 && is_far(from)) return backward_far_row(rows[0], gain, dgain, dbias, n, WEIGHTS);
+      sum_back<X, D, CENTER, WEIGHTS, ROWS, ASK>(rows, gain, dgain, dbias, n);
+      apply_back<X, D, CENTER, ROWS, ASK>(rows, gain, n, a.stream);
     };
     for (int64_t row = first; row < last;) {
       // two that are alike, for no row may depend on its neighbour, and that no level ends between
       if (together && row + 2 <= last && (row - first) % 2 == 0 && !is_far(row) && !is_far(row + 1))
-        backward(row, Times<2>{}), row += 2;
+        backward(row, Times<2>{}, Times<SPREAD>{}), row += 2;
+      else if (brief)
+        tiny ? backward(row, Times<1>{}, Times<NEVER>{}) : backward(row, Times<1>{}, Times<LATE>{}), row += 1;
       else
-        backward(row, Times<1>{}), row += 1;
+        backward(row, Times<1>{}, Times<EARLY>{}), row += 1;
       if (levels && ((row - first) % LEVEL == 0 || row == last)) {
         raise_level(gains, dgain, n);
         if constexpr (WEIGHTS > 1) raise_level(biases, dbias, n);
