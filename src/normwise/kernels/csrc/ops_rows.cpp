@@ -19,7 +19,7 @@ void forward(
   const bool mean = kept && centers(code);
   const RowsForward args{
       x.data(), x.stride, y.mutable_data_ptr(), gain.data(), shift ? shift->data() : nullptr,
-      mean ? kept : nullptr, mean ? kept + row_of_stats : kept, size, code, eps,
+      mean ? kept : nullptr, mean ? kept + row_of_stats : kept, x.rows, size, code, eps,
       streams(y, x.rows * size * bytes_of(x.dtype), size * bytes_of(dtype_of(y, "y")))};
   const auto kernel = rows_table().rows_forward[(int)x.dtype][(int)dtype_of(y, "y")];
   STD_TORCH_CHECK(kernel, "normwise: no kernel for this pair of dtypes");
@@ -101,12 +101,14 @@ std::tuple<Tensor, Tensor, Tensor> add_norm_rows(
   std::optional<Widened> shift;
   if (bias) shift.emplace(bias, sum, size, 0.0, false, paired, "bias");
   char* kept = (char*)stats.mutable_data_ptr();
-  const AddRows adding{own.data(), stream.data(), own.stride, stream.stride, summed.mutable_data_ptr(), size};
+  const int64_t few = std::max<int64_t>(1, (16 << 10) / (size * bytes_of(sum)));
+  const AddRows adding{
+      own.data(), stream.data(), own.stride, stream.stride, summed.mutable_data_ptr(), size, own.rows, few};
   const RowsForward args{
       adding.sum, size, y.mutable_data_ptr(), gain.data(), shift ? shift->data() : nullptr,
-      centers(code) ? kept : nullptr, centers(code) ? kept + rows.rows * bytes_of(sums_of(sum)) : kept, size, code, eps,
+      centers(code) ? kept : nullptr, centers(code) ? kept + rows.rows * bytes_of(sums_of(sum)) : kept, rows.rows, size,
+      code, eps,
       streams(y, 2 * rows.rows * size * bytes_of(sum), size * bytes_of(own.dtype))};
-  const int64_t few = std::max<int64_t>(1, (16 << 10) / (size * bytes_of(sum)));
   in_parallel(rows.rows, size, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row += few) {  // a few rows: their sums are read again while in the cache
       add(adding, row, std::min(row + few, end));

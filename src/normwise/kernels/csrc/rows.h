@@ -223,9 +223,9 @@ NW_APART int64_t forward_groups(const RowsForward& a, int64_t begin, int64_t end
     Line<T, Out> lines[GROUP];
     measure_rows<T, __is_same(T, Bf16)>(row_at(begin), a.x_stride, a.size, a.code, found);
     for (int64_t r = 0; r < GROUP; ++r) {
-      const int64_t row = begin + r, next = least(row + GROUP, end - 1);
+      const int64_t row = begin + r, next = least(row + GROUP, a.rows - 1);
       if (bytes > SHORT / 8) {
-        const int64_t later = least(row + 2 * GROUP, end - 1);
+        const int64_t later = least(row + 2 * GROUP, a.rows - 1);
         look_up(row_at(later), a.size), look_up(out_at(later), a.size);
       }
       const A rstd = (A)1 / root_of(found[r].statistic, (A)a.eps, a.code);
@@ -270,7 +270,7 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   const bool asks = !a.stream && (QUOTIENT_KIND != PRODUCT || bytes > 4096), looks = bytes > SHORT / 2;
   const auto measured = [&](int64_t row) NW_ALWAYS {
     return measure<T, __is_same(T, Bf16)>(
-        row_at(row), a.size, a.code, {near ? nullptr : row_at(least(row + 1, end - 1)), lead});
+        row_at(row), a.size, a.code, {near ? nullptr : row_at(least(row + 1, a.rows - 1)), lead});
   };
   // The next short row is measured before this one is multiplied: the last additions, the root and the division take
   // as long as such a row, and the processor fills that time with the products. Two long rows would not fit its
@@ -285,15 +285,15 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
     if (lead && row + 1 < end) next = measured(row + 1);
     const T* x = row_at(row);
     Out* y = out_at(row);
-    if (looks) look_up(row_at(least(row + distance + 1, end - 1)), a.size);
-    if (looks && !a.stream) look_up(out_at(least(row + 2, end - 1)), a.size);
+    if (looks) look_up(row_at(least(row + distance + 1, a.rows - 1)), a.size);
+    if (looks && !a.stream) look_up(out_at(least(row + 2, a.rows - 1)), a.size);
     Factors<A> factors{found.mean, rstd};
     if (__builtin_expect(found.large, 0))
       factors = norm_large_row(x, y, a, found.mean, found.statistic);
     else
       apply<T, Out, QUOTIENT_KIND, ROUND, BIAS>(
           x, y, (const A*)a.gain, (const A*)a.bias, a.size, found.mean, divide ? divisor : rstd, divide,
-          row_at(least(row + distance, end - 1)), asks ? out_at(least(row + 1, end - 1)) : nullptr, near, a.stream);
+          row_at(least(row + distance, a.rows - 1)), asks ? out_at(least(row + 1, a.rows - 1)) : nullptr, near, a.stream);
     if (a.mean) ((A*)a.mean)[row] = factors.mean;
     if (a.rstd) ((A*)a.rstd)[row] = factors.rstd;
   }
@@ -320,12 +320,19 @@ void rows_forward(const RowsForward& a, int64_t begin, int64_t end) {
 template <class X, class R, class S>
 void add_rows(const AddRows& a, int64_t begin, int64_t end) {
   using A = Acc<S>;
+  const auto x_at = [&](int64_t row) NW_ALWAYS { return (const X*)a.x + row * a.x_stride; };
+  const auto residual_at = [&](int64_t row) NW_ALWAYS { return (const R*)a.residual + row * a.residual_stride; };
+  const auto sum_at = [&](int64_t row) NW_ALWAYS { return (S*)a.sum + row * a.size; };
   for (int64_t row = begin; row < end; ++row) {
-    const X* x = (const X*)a.x + row * a.x_stride;
-    const R* residual = (const R*)a.residual + row * a.residual_stride;
-    S* sum = (S*)a.sum + row * a.size;
-    along<A, __is_same(X, Bf16) && __is_same(R, Bf16) && __is_same(S, Bf16)>(
-        a.size, [&](auto at) NW_ALWAYS { write(sum, at, read(x, at) + read(residual, at)); });
+    const int64_t next = least(row + a.ahead, a.rows - 1), later = least(row + 2 * a.ahead, a.rows - 1);
+    look_up(x_at(later), a.size), look_up(residual_at(later), a.size), look_up(sum_at(later), a.size);
+    const X *const x = x_at(row), *const x_ahead = x_at(next);
+    const R *const residual = residual_at(row), *const residual_ahead = residual_at(next);
+    S *const sum = sum_at(row), *const sum_ahead = sum_at(next);
+    along<A, __is_same(X, Bf16) && __is_same(R, Bf16) && __is_same(S, Bf16)>(a.size, [&](auto at) NW_ALWAYS {
+      fetch(x_ahead, at), fetch(residual_ahead, at), fetch(sum_ahead, at);
+      write(sum, at, read(x, at) + read(residual, at));
+    });
   }
 }
 
@@ -353,7 +360,7 @@ struct Back {
   X* dx;
   Acc<X> mean, rstd, share, along_hat, level;
   const D* dy_ahead;  // what to ask memory for,
-  const X *x_ahead, *dx_ahead;
+  const X *x_ahead, *dsum_ahead, *dx_ahead;
 };
 
 // When the memory of rows to come is asked for: as evenly as was found to pay.
@@ -415,7 +422,10 @@ NW_INLINE void apply_back(const Back<X, D>* rows, const Acc<X>* gain, int64_t n,
         g = fma(hat, row.along_hat, g) * row.rstd;
       else
         g = fma(g, row.rstd, hat * row.rstd * row.along_hat);
-      if (row.dsum) g = g + read(row.dsum, at);
+      if (row.dsum) {
+        if constexpr (ASK != NEVER) fetch(row.dsum_ahead, at);
+        g = g + read(row.dsum, at);
+      }
       write(row.dx, at, g, past);
     }
   });
@@ -462,6 +472,9 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
   const A* gain = (const A*)a.gain;
   const auto dy_at = [&](int64_t row) NW_ALWAYS { return (const D*)a.dy + row * a.dy_stride; };
   const auto x_at = [&](int64_t row) NW_ALWAYS { return (const X*)a.x + row * a.x_stride; };
+  const auto dsum_at = [&](int64_t row) NW_ALWAYS {
+    return a.dsum ? (const X*)a.dsum + row * a.dsum_stride : nullptr;
+  };
   // Two rows in one page of memory would be one stream to what reads memory ahead, and an odd one.
   const int64_t bytes = n * sizeof(X);
   const bool together = bytes > 4096, brief = bytes <= SHORT, tiny = bytes <= SHORT / 4;
@@ -488,12 +501,14 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
         const A rstd = ((const A*)a.rstd)[row], mean = CENTER ? ((const A*)a.mean)[row] : (A)0;
         const A share = root_share(rstd, (A)a.eps, a.code);
         X* const dx = (X*)a.dx;
-        rows[r] = {dy_at(row), x_at(row), a.dsum ? (const X*)a.dsum + row * a.dsum_stride : nullptr, dx + row * n,
-                   mean, rstd, (a.code & KIND) == L2 ? share : share / (A)n, 0, 0, nullptr, nullptr, nullptr};
+        rows[r] = {dy_at(row), x_at(row), dsum_at(row), dx + row * n, mean, rstd,
+                   (a.code & KIND) == L2 ? share : share / (A)n, 0, 0, nullptr, nullptr, nullptr, nullptr};
         if constexpr (ASK != NEVER) {
           const int64_t next = least(row + AHEAD, a.rows - 1), later = least(row + 2 * AHEAD, a.rows - 1);
-          rows[r].dy_ahead = dy_at(next), rows[r].x_ahead = x_at(next), rows[r].dx_ahead = dx + next * n;
+          rows[r].dy_ahead = dy_at(next), rows[r].x_ahead = x_at(next);
+          rows[r].dsum_ahead = dsum_at(next), rows[r].dx_ahead = dx + next * n;
           look_up(dy_at(later), n), look_up(x_at(later), n);
+          if (a.dsum) look_up(dsum_at(later), n);
           if (!a.stream) look_up(dx + later * n, n);
         }
       }

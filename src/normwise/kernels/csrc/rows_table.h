@@ -32,7 +32,7 @@ struct RowsForward {
   const void* bias;  // or null
   void* mean;        // [rows], of the type of sums, or null
   void* rstd;        // [rows], or null
-  int64_t size, code;
+  int64_t rows, size, code;
   double eps;
   bool stream;  // whether y is written past the cache
 };
@@ -60,6 +60,8 @@ struct AddRows {
   int64_t x_stride, residual_stride;
   void* sum;  // rows without gaps
   int64_t size;
+  int64_t rows;  // of all
+  int64_t ahead;  // rows that memory is asked for before they are added
 };
 
 // gain = offset + weight in the type of sums, rounded to the weight's type if asked; 1 without a weight.
