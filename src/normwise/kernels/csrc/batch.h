@@ -165,9 +165,11 @@ void measure_planes(const BatchMeasure& a, int64_t begin, int64_t end) {
         if (count == 0) continue;
         const double share = count / (before + count), spread = before * share;
         const T* x = (const T*)a.x + n * b.channels * b.inner + from;
-        for (int64_t c = task.channel; c < task.end; ++c)
+        for (int64_t c = task.channel; c < task.end; ++c) {
+          look_up_next(x + c * b.inner, size);
           merge_into(
               means[c], squares[c], measure_chunk<T, MASKED>(x + c * b.inner, real, size, (Acc<T>)count), share, spread);
+        }
         before += count;
       }
     }
@@ -186,6 +188,8 @@ void forward_planes(const BatchForward& a, int64_t begin, int64_t end) {
     const bool past = a.stream && begins_a_line(y);
     const uint8_t* real = MASKED ? b.real + plane / b.channels * b.inner + from : nullptr;
     const A mean = ((const A*)a.mean)[c], gain = ((const A*)a.gain)[c], addend = ((const A*)a.addend)[c];
+    look_up_next(x, n);
+    if (!past) look_up_next(y, n);
     along<A, IN_PAIRS<T>>(n, [&](auto at) NW_ALWAYS {
       write(y, at, where_real<MASKED>(fma(read(x, at) - mean, gain, addend), real, at), past);
     });
@@ -210,6 +214,7 @@ void sum_planes(const BatchSums& a, int64_t begin, int64_t end) {
           const T *x = (const T*)a.x + start, *dy = (const T*)a.dy + start;
           const uint8_t* real = MASKED ? b.real + n * b.inner + from : nullptr;
           Total<A> sum, dot;
+          look_up_next(x, least(CHUNK, last - from)), look_up_next(dy, least(CHUNK, last - from));
           along<A, IN_PAIRS<T>>(least(CHUNK, last - from), [&](auto at) NW_ALWAYS {
             const auto d = where_real<MASKED>(read(dy, at), real, at);
             sum.of(at) = sum.of(at) + d;
@@ -235,6 +240,9 @@ void backward_planes(const BatchBackward& a, int64_t begin, int64_t end) {
     const bool past = a.stream && begins_a_line(dx);
     const uint8_t* real = MASKED ? b.real + plane / b.channels * b.inner + from : nullptr;
     const A gain = ((const A*)a.gain)[c];
+    look_up_next(dy, n);
+    if (!GIVEN) look_up_next(x, n);
+    if (!past) look_up_next(dx, n);
     if constexpr (GIVEN) {
       along<A, IN_PAIRS<T>>(
           n, [&](auto at) NW_ALWAYS { write(dx, at, where_real<MASKED>(read(dy, at) * gain, real, at), past); });
@@ -352,7 +360,10 @@ void forward_columns(const BatchForward& a, int64_t begin, int64_t end) {
   const bool past = a.stream && begins_a_line(y) && begins_a_line(y + b.channels);
   PieceRows<T> rows;
   for (int64_t row = begin; row < end;) {
+    const int64_t from = row * b.channels;
     rows.take(b, y, row, end);
+    look_up_next(x + from, row * b.channels - from);
+    if (!past) look_up_next(y + from, row * b.channels - from);
     along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS {
       const auto mean = read((const A*)a.mean, at), gain = read((const A*)a.gain, at), add = read((const A*)a.addend, at);
       for (int64_t r = 0; r < rows.count; ++r)
@@ -411,7 +422,11 @@ void backward_columns(const BatchBackward& a, int64_t begin, int64_t end) {
   const bool past = a.stream && begins_a_line(dx) && begins_a_line(dx + b.channels);
   PieceRows<T> rows;
   for (int64_t row = begin; row < end;) {
+    const int64_t from = row * b.channels;
     rows.take(b, dx, row, end);
+    look_up_next(dy + from, row * b.channels - from);
+    if (!GIVEN) look_up_next(x + from, row * b.channels - from);
+    if (!past) look_up_next(dx + from, row * b.channels - from);
     along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS {
       const auto gain = read((const A*)a.gain, at);
       if constexpr (GIVEN) {

@@ -8,7 +8,7 @@
 #include "exp.h"
 #include "gated_table.h"
 #include "isa.h"
-#include "rows.h"
+#include "rows_back.h"
 
 namespace normwise::NW_ISA {
 

@@ -1,5 +1,6 @@
 // Compiled once for each instruction set, see setup.py.
-#include "rows.h"
+#include "gains.h"
+#include "rows_back.h"
 
 namespace normwise {
 

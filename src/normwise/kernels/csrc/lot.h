@@ -125,11 +125,18 @@ NW_INLINE void fetch(const T*, One, bool = false) {}
 
 // Asks for the first line of each page that begins in a row to come. What is asked for into the second-level cache is
 // dropped where the processor does not know the page (seen on an EPYC 9004); into the first-level cache it is looked up.
+constexpr int64_t PAGE = 4096;
 template <class T>
 NW_INLINE void look_up(const T* row, int64_t n) {
-  constexpr int64_t PAGE = 4096;
   for (int64_t byte = -(uintptr_t)row % PAGE; byte < n * (int64_t)sizeof(T); byte += PAGE)
     __builtin_prefetch((const char*)row + byte, 0, 3);
+}
+
+// The same of memory that is read or written on and on: of the pages that begin in the n elements from here on, each
+// a page early.
+template <class T>
+NW_INLINE void look_up_next(const T* p, int64_t n) {
+  look_up(p + PAGE / sizeof(T), n);
 }
 
 // `past`: past the cache, see store_past; p is then a multiple of 64 bytes.
