@@ -61,7 +61,7 @@ def _library() -> Path | None:
 
 @cache
 def instructions() -> str:
-    """Return which instruction set was chosen: baseline, avx2, avx512, or avx512bf16 (AVX-512 that rounds to bfloat16)."""
+    """Return which instruction set was chosen: baseline, avx2, avx512, or avx512bf16 (it rounds to bfloat16)."""
     name = ctypes.CDLL(str(_library())).normwise_instructions
     name.restype = ctypes.c_char_p
     return name().decode()
