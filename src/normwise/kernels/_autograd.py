@@ -196,7 +196,7 @@ def _differentiable(
     offset: float,
     wanted: tuple[bool, ...],
 ) -> _Tensors:
-    """Return the gradients as operations that can be differentiated again; formulas as in csrc/rows.h."""
+    """Return the gradients as operations that can be differentiated again; formulas as in csrc/rows_back.h."""
     sums = torch.float64 if x.dtype is torch.float64 else torch.float32
     rows, upstream = x.reshape(-1, size).to(sums), dy.reshape(-1, size).to(sums)
     kind = Code.kind(code)
