@@ -362,8 +362,9 @@ void forward_columns(const BatchForward& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end;) {
     const int64_t from = row * b.channels;
     rows.take(b, y, row, end);
-    look_up_next(x + from, row * b.channels - from);
-    if (!past) look_up_next(y + from, row * b.channels - from);
+    const int64_t run = row * b.channels - from;
+    look_up_next(x + from, run);
+    if (!past) look_up_next(y + from, run);
     along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS {
       const auto mean = read((const A*)a.mean, at), gain = read((const A*)a.gain, at), add = read((const A*)a.addend, at);
       for (int64_t r = 0; r < rows.count; ++r)
@@ -424,9 +425,10 @@ void backward_columns(const BatchBackward& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end;) {
     const int64_t from = row * b.channels;
     rows.take(b, dx, row, end);
-    look_up_next(dy + from, row * b.channels - from);
-    if (!GIVEN) look_up_next(x + from, row * b.channels - from);
-    if (!past) look_up_next(dx + from, row * b.channels - from);
+    const int64_t run = row * b.channels - from;
+    look_up_next(dy + from, run);
+    if (!GIVEN) look_up_next(x + from, run);
+    if (!past) look_up_next(dx + from, run);
     along<A, IN_PAIRS<T>>(b.channels, [&](auto at) NW_ALWAYS {
       const auto gain = read((const A*)a.gain, at);
       if constexpr (GIVEN) {

@@ -185,17 +185,13 @@ void backward_channels(const Channels& a, int64_t begin, int64_t end) {
   delete[] buffer;
 }
 
-template <class X, class D, bool CENTER>
-NW_INLINE void backward_weights_of_channels(const Channels& a, int64_t begin, int64_t end) {
-  if (a.weights == 0) return backward_channels<X, D, CENTER, 0>(a, begin, end);
-  if (a.weights == 1) return backward_channels<X, D, CENTER, 1>(a, begin, end);
-  return backward_channels<X, D, CENTER, 2>(a, begin, end);
-}
-
 template <class X, class D>
 void channels_backward(const Channels& a, int64_t begin, int64_t end) {
-  if (centers(a.code)) return backward_weights_of_channels<X, D, true>(a, begin, end);
-  return backward_weights_of_channels<X, D, false>(a, begin, end);
+  by_weights(a.weights, [&](auto weights) NW_ALWAYS {
+    constexpr int WEIGHTS = decltype(weights)::VALUE;
+    centers(a.code) ? backward_channels<X, D, true, WEIGHTS>(a, begin, end)
+                    : backward_channels<X, D, false, WEIGHTS>(a, begin, end);
+  });
 }
 
 }  // namespace normwise::NW_ISA

@@ -57,7 +57,7 @@ NW_APART void measure_rows(
 
 template <class T>
 NW_INLINE bool can_measure_rows(int64_t n, int64_t code) {
-  return (code & KIND) != LAYER && n % BLOCK<Acc<T>> == 0 && n * (int64_t)sizeof(T) <= FEW_CHUNKS * 16 * 32;
+  return (code & KIND) != LAYER && n % BLOCK<Acc<T>> == 0;
 }
 
 template <class A>
@@ -86,6 +86,14 @@ NW_INLINE A root_share(A rstd, A eps, int64_t code) {
     default:
       return 1;
   }
+}
+
+// run(weights), with their number known when compiled.
+template <class Run>
+NW_INLINE void by_weights(int weights, Run run) {
+  if (weights == 0) return run(Times<0>{});
+  if (weights == 1) return run(Times<1>{});
+  run(Times<2>{});
 }
 
 // How xhat is made: as torch's layer_norm, by a product with 1 / root, or (x - mean) by a product or a quotient.
@@ -171,6 +179,12 @@ struct Factors {
   A mean, rstd;  // of the row as it came
 };
 
+template <class A>
+NW_INLINE void keep(const RowsForward& a, int64_t row, Factors<A> factors) {
+  if (a.mean) ((A*)a.mean)[row] = factors.mean;
+  if (a.rstd) ((A*)a.rstd)[row] = factors.rstd;
+}
+
 // Brings a row with elements of 2^41 and more (2^321 in float64) into range and measures it again. Returns the exact
 // power of two that it was multiplied by.
 template <class A>
@@ -210,6 +224,7 @@ NW_APART Factors<Acc<T>> norm_large_row(const T* x, Out* y, const RowsForward& a
 }
 
 constexpr int64_t SHORT = 2048;  // bytes
+static_assert(SHORT <= FEW_CHUNKS * 16 * 32, "moments_of_rows takes so many chunks of 16 vectors of 32 bytes");
 
 // Up to how many bytes a row is normalized in a group. Longer rows take so long to write that there is nothing to gain;
 // it is more where they are rounded in one instruction, and less where a sum of squares waits for memory alone.
@@ -244,8 +259,7 @@ NW_APART int64_t forward_groups(const RowsForward& a, int64_t begin, int64_t end
         look_up(row_at(later), a.size), look_up(out_at(later), a.size);
       }
       const A rstd = (A)1 / root_of(found[r].statistic, (A)a.eps, a.code);
-      if (a.mean) ((A*)a.mean)[row] = found[r].mean;
-      if (a.rstd) ((A*)a.rstd)[row] = rstd;
+      keep(a, row, Factors<A>{found[r].mean, rstd});
       lines[r] = {row_at(row), out_at(row), found[r].mean, rstd, row_at(next), out_at(next)};
     }
     bool exactly = false;
@@ -260,12 +274,8 @@ NW_APART int64_t forward_groups(const RowsForward& a, int64_t begin, int64_t end
               row.x, row.y, gain, bias, a.size, row.mean, row.by, false, row.x_ahead, nullptr, false, false);
     }
     for (int64_t r = 0; r < GROUP; ++r)
-      if (__builtin_expect(found[r].large, 0)) {
-        const Factors<A> factors =
-            norm_large_row(lines[r].x, lines[r].y, a, found[r].mean, found[r].statistic);
-        if (a.mean) ((A*)a.mean)[begin + r] = factors.mean;
-        if (a.rstd) ((A*)a.rstd)[begin + r] = factors.rstd;
-      }
+      if (__builtin_expect(found[r].large, 0))
+        keep(a, begin + r, norm_large_row(lines[r].x, lines[r].y, a, found[r].mean, found[r].statistic));
   }
   return begin;
 }
@@ -273,6 +283,8 @@ NW_APART int64_t forward_groups(const RowsForward& a, int64_t begin, int64_t end
 template <class T, class Out, int QUOTIENT_KIND, bool ROUND, bool BIAS>
 void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   using A = Acc<T>;
+  begin = forward_groups<T, Out, QUOTIENT_KIND, ROUND, BIAS>(a, begin, end);
+  if (begin == end) return;
   const auto row_at = [&](int64_t row) NW_ALWAYS { return (const T*)a.x + row * a.x_stride; };
   const auto out_at = [&](int64_t row) NW_ALWAYS { return (Out*)a.y + row * a.size; };
   const int64_t bytes = a.size * sizeof(T);
@@ -282,7 +294,7 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   const bool near = QUOTIENT_KIND == TORCH && __is_same(T, Bf16) && lead;
   const int64_t distance = 1 + lead + (QUOTIENT_KIND == TORCH);
   // What is written is asked for, too, unless the sum of squares of a row leaves memory no time for it.
-  const bool asks = !a.stream && (QUOTIENT_KIND != PRODUCT || bytes > 4096), looks = bytes > SHORT / 2;
+  const bool asks = !a.stream && (QUOTIENT_KIND != PRODUCT || bytes > PAGE), looks = bytes > SHORT / 2;
   const auto measured = [&](int64_t row) NW_ALWAYS {
     return measure<T, __is_same(T, Bf16)>(
         row_at(row), a.size, a.code, {near ? nullptr : row_at(least(row + 1, a.rows - 1)), lead});
@@ -290,8 +302,6 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
   // The next short row is measured before this one is multiplied: the last additions, the root and the division take
   // as long as such a row, and the processor fills that time with the products. Two long rows would not fit its
   // first-level cache beside gain and bias.
-  begin = forward_groups<T, Out, QUOTIENT_KIND, ROUND, BIAS>(a, begin, end);
-  if (begin == end) return;
   Measured<A> next = measured(begin);
   for (int64_t row = begin; row < end; ++row) {
     const Measured<A> found = lead || row == begin ? next : measured(row);
@@ -309,8 +319,7 @@ void forward_rows(const RowsForward& a, int64_t begin, int64_t end) {
       apply<T, Out, QUOTIENT_KIND, ROUND, BIAS>(
           x, y, (const A*)a.gain, (const A*)a.bias, a.size, found.mean, divide ? divisor : rstd, divide,
           row_at(least(row + distance, a.rows - 1)), asks ? out_at(least(row + 1, a.rows - 1)) : nullptr, near, a.stream);
-    if (a.mean) ((A*)a.mean)[row] = factors.mean;
-    if (a.rstd) ((A*)a.rstd)[row] = factors.rstd;
+    keep(a, row, factors);
   }
   if (a.stream) stream_end();
 }

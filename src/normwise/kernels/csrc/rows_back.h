@@ -11,9 +11,9 @@ struct Back {
   const D* dy;
   const X *x, *dsum;
   X* dx;
-  Acc<X> mean, rstd, share, along_hat, level;
-  const D* dy_ahead;  // what to ask memory for,
-  const X *x_ahead, *dsum_ahead, *dx_ahead;
+  Acc<X> mean, rstd, share, along_hat = 0, level = 0;
+  const D* dy_ahead = nullptr;  // what to ask memory for
+  const X *x_ahead = nullptr, *dsum_ahead = nullptr, *dx_ahead = nullptr;
 };
 
 // When the memory of rows to come is asked for: as evenly as was found to pay.
@@ -130,7 +130,7 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
   };
   // Two rows in one page of memory would be one stream to what reads memory ahead, and an odd one.
   const int64_t bytes = n * sizeof(X);
-  const bool together = bytes > 4096, brief = bytes <= SHORT, tiny = bytes <= SHORT / 4;
+  const bool together = bytes > PAGE, brief = bytes <= SHORT, tiny = bytes <= SHORT / 4;
   const auto is_far = [&](int64_t row) NW_ALWAYS {
     return CENTER && __builtin_expect(((const A*)a.rstd)[row] < FARTHEST<A>, 0);
   };
@@ -155,7 +155,7 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
         const A share = root_share(rstd, (A)a.eps, a.code);
         X* const dx = (X*)a.dx;
         rows[r] = {dy_at(row), x_at(row), dsum_at(row), dx + row * n, mean, rstd,
-                   (a.code & KIND) == L2 ? share : share / (A)n, 0, 0, nullptr, nullptr, nullptr, nullptr};
+                   (a.code & KIND) == L2 ? share : share / (A)n};
         if constexpr (ASK != NEVER) {
           const int64_t next = least(row + AHEAD, a.rows - 1), later = least(row + 2 * AHEAD, a.rows - 1);
           rows[r].dy_ahead = dy_at(next), rows[r].x_ahead = x_at(next);
@@ -187,16 +187,13 @@ void backward_blocks(const RowsBackward& a, int64_t begin, int64_t end) {
   if (a.stream) stream_end();
 }
 
-template <class X, class D, bool CENTER>
-NW_INLINE void backward_weights(const RowsBackward& a, int64_t begin, int64_t end) {
-  if (a.weights == 0) return backward_blocks<X, D, CENTER, 0>(a, begin, end);
-  if (a.weights == 1) return backward_blocks<X, D, CENTER, 1>(a, begin, end);
-  return backward_blocks<X, D, CENTER, 2>(a, begin, end);
-}
-
 template <class X, class D>
 void rows_backward(const RowsBackward& a, int64_t begin, int64_t end) {
-  return centers(a.code) ? backward_weights<X, D, true>(a, begin, end) : backward_weights<X, D, false>(a, begin, end);
+  by_weights(a.weights, [&](auto weights) NW_ALWAYS {
+    constexpr int WEIGHTS = decltype(weights)::VALUE;
+    centers(a.code) ? backward_blocks<X, D, true, WEIGHTS>(a, begin, end)
+                    : backward_blocks<X, D, false, WEIGHTS>(a, begin, end);
+  });
 }
 
 }  // namespace normwise::NW_ISA
